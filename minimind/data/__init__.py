@@ -1,0 +1,1 @@
+"""From files to step batches: sources, documents, store, rows, batches."""

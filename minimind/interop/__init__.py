@@ -1,0 +1,1 @@
+"""Other projects' formats: Hugging Face Llama, GGUF, MiniMind .pth."""

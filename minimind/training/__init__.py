@@ -1,0 +1,1 @@
+"""From step batches to a trained model: engine, step, loop, metrics, checkpoints."""

@@ -1,0 +1,207 @@
+"""Checkpoints that are complete or ignored.
+
+A checkpoint is a directory ``checkpoints/step-00000200`` holding DeepSpeed's own files and a ``manifest.json`` with
+the size and SHA-256 of each. It is written under a temporary name, every file is fsynced, the manifest comes last,
+then one rename makes it visible and one ``os.replace`` points ``latest`` at it. DeepSpeed writes its own ``latest``
+before the other ranks have finished (runtime/engine.py ``save_checkpoint``), so that file is not used.
+Weakness: ranks must share the file system, as DeepSpeed's own checkpoints require.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from minimind.errors import UserError
+from minimind.findings import Finding
+
+MANIFEST = "manifest.json"
+LATEST, BEST = "latest", "best"
+TEMPORARY = ".incomplete-"
+
+
+class SupportsCheckpoint(Protocol):
+    """What saving and loading need of an engine; tests give it a fake one."""
+
+    rank: int
+
+    def save(self, directory: Path, state: dict[str, Any]) -> None: ...
+    def load(self, directory: Path) -> dict[str, Any]: ...
+    def barrier(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    step: int
+
+
+def save_checkpoint(
+    engine: SupportsCheckpoint, run_dir: Path, step: int, state: dict[str, Any], about: dict[str, Any]
+) -> Checkpoint:
+    """Write one complete checkpoint; all ranks call it and return when it is visible.
+
+    ``state`` goes through the engine (picklable); ``about`` into the manifest (JSON), to be read before loading.
+
+    Raises OSError when the disk is full or fails: the earlier checkpoints and ``latest`` are untouched.
+    """
+    final = run_dir / "checkpoints" / f"step-{step:08d}"
+    temporary = final.parent / f"{TEMPORARY}{final.name}"
+    if engine.rank == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    engine.barrier()
+    engine.save(temporary, state)
+    engine.barrier()  # DeepSpeed returns before the other ranks' shards are written
+    if engine.rank == 0:
+        _publish(temporary, final, {"step": step, "about": about})
+        point(run_dir / LATEST, final)
+    engine.barrier()
+    return Checkpoint(final, step)
+
+
+def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
+    files = {str(path.relative_to(temporary)): _describe(path) for path in _files(temporary)}
+    write_durably(temporary / MANIFEST, json.dumps({**manifest, "files": files}, indent=1))
+    if final.exists():  # an earlier save of this step, from before a resume
+        shutil.rmtree(final)
+    os.rename(temporary, final)
+    _sync_directory(final.parent)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file that is now on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _digest(file: Any) -> Any:
+    """hashlib.file_digest for Python 3.10."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != MANIFEST)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` in one step that survives a crash."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def point(pointer: Path, target: Path) -> None:
+    """Make the text file ``pointer`` (``latest`` or ``best``) name ``target``, relative to the run directory."""
+    write_durably(pointer, f"{target.relative_to(pointer.parent)}\n")
+
+
+def pointed(pointer: Path) -> Path | None:
+    """What ``latest`` or ``best`` names, or None."""
+    try:
+        return pointer.parent / pointer.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def problem(path: Path) -> str | None:
+    """Why the checkpoint at ``path`` can't be used (a file missing, cut or changed), or None: it is complete."""
+    try:
+        files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"its manifest can't be read ({error})"
+    for name, expected in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != expected["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}"
+        if _describe(file)["sha256"] != expected["sha256"]:
+            return f"{name} has changed on the disk (its SHA-256 differs)"
+    return None
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What the checkpoint at ``path`` says of the run that wrote it."""
+    about: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["about"]
+    return about
+
+
+def all_checkpoints(run_dir: Path) -> list[Checkpoint]:
+    """Every published checkpoint of a run, newest first, not yet verified."""
+    found = [Checkpoint(path, int(path.name[5:])) for path in (run_dir / "checkpoints").glob("step-*")]
+    return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def find_checkpoint(run_dir: Path) -> tuple[Checkpoint | None, list[Finding]]:
+    """The newest checkpoint that verifies, and one finding for each newer one that does not."""
+    rejected = []
+    for checkpoint in all_checkpoints(run_dir):
+        reason = problem(checkpoint.path)
+        if reason is None:
+            return checkpoint, rejected
+        rejected.append(
+            Finding(
+                code="checkpoint-damaged",
+                message=f"{checkpoint.path} is not used: {reason}",
+                advice="check the disk; the newest complete checkpoint before it is used instead",
+                step=checkpoint.step,
+            )
+        )
+    return None, rejected
+
+
+def resolve_resume(where: Path) -> tuple[Checkpoint, list[Finding]]:
+    """The checkpoint that ``--resume WHERE`` means: a run directory (its newest) or one checkpoint directory.
+
+    Raises UserError when there is none that is complete.
+    """
+    if where.name.startswith("step-"):
+        reason = problem(where)
+        if reason is not None:
+            raise UserError(f"{where}: this checkpoint can't be used: {reason}; give the run directory instead")
+        return Checkpoint(where, int(where.name[5:])), []
+    checkpoint, rejected = find_checkpoint(where)
+    if checkpoint is None:
+        detail = f" ({'; '.join(finding.message for finding in rejected)})" if rejected else ""
+        raise UserError(f"{where}: no complete checkpoint to resume from{detail}; start without --resume")
+    return checkpoint, rejected
+
+
+def clean_up(run_dir: Path, keep: int, protected: set[Path]) -> list[Path]:
+    """Delete the oldest checkpoints beyond ``keep``, never the newest, the best or one in ``protected``."""
+    for debris in (run_dir / "checkpoints").glob(f"{TEMPORARY}*"):
+        shutil.rmtree(debris, ignore_errors=True)
+    best = pointed(run_dir / BEST)
+    safe = {path.resolve() for path in protected | ({best} if best else set())}
+    removed = []
+    for checkpoint in all_checkpoints(run_dir)[max(keep, 1) :]:
+        if checkpoint.path.resolve() not in safe:
+            shutil.rmtree(checkpoint.path)
+            removed.append(checkpoint.path)
+    return removed

@@ -1,0 +1,322 @@
+"""The one module that imports DeepSpeed: everything that 0.19.8 does differently from what one would expect is here.
+
+What is corrected, each with a test in tests/training/test_engine.py:
+
+- fp16 and the step on which the loss scale grows: ZeRO updates the scale before it unscales the gradients
+  (runtime/zero/stage_1_and_2.py ``step``), which halves that update. Here the scale is updated after the step.
+- fp32 at stage 0 applies NaN gradients and reports no norm. Here the norm is computed and a non-finite one skips.
+- A checkpoint's pickled loss scaler, clipping and parameter groups override the new configuration on load
+  (``_load_global_state``). Here the configuration wins and only the scaler's running state is taken.
+- ``deepspeed_shm_comm`` is compiled at every CPU start (48 s) although gloo does the same work.
+- DeepSpeedCPUAdam's bias corrections after a resume differ in the last bit from an uninterrupted run's.
+- ``backward`` divides by the accumulation steps of the config; the loss is divided in step.py only, and a window may
+  be shorter than the config says, so the boundary is set by hand and ``scale_wrt_gas`` is off.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise it warns that it found none
+
+import deepspeed
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+from torch import nn
+
+from minimind.launching import free_port
+from minimind.training.optimizers import build_optimizer, parameter_groups
+from minimind.training.schedule import ScheduleApplier
+
+if TYPE_CHECKING:
+    from minimind.data.batches import Batch
+    from minimind.training.deepspeed_config import Resolved
+
+CHECKPOINT_TAG = "engine"
+CLIENT_STATE_KEY = "trainer"  # save_checkpoint merges client_state into its own keys: keep ours under one
+CONTROL_TIMEOUT = timedelta(hours=24)  # ranks wait this long for rank 0 to tokenise a large corpus
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer step did.
+
+    ``grad_norm``: L2 norm of the true gradient, unscaled and before clipping; non-finite on a skipped step.
+    ``lr``: the rate this step used (or would have used). ``loss_scale``: the scale its gradients carried; None
+    without fp16. ``exhausted``: an overflow at the smallest allowed scale, which can't be healed by skipping.
+    """
+
+    applied: bool
+    grad_norm: float
+    lr: float
+    loss_scale: float | None
+    exhausted: bool = False
+
+
+def start_processes(emulate_fp16: bool = False) -> None:
+    """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine."""
+    _quiet_deepspeed()
+    if "RANK" not in os.environ:  # `python launch/pretrain.py`, without a launcher
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+        os.environ["MASTER_PORT"] = str(free_port())
+    if get_accelerator().device_name() == "cpu":
+        # gloo does what this kernel does; DeepSpeed would compile it at every first start.
+        getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+        if emulate_fp16:
+            get_accelerator().is_fp16_supported = lambda: True
+    if not dist.is_initialized():
+        get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
+        deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name(), verbose=False)
+
+
+def _quiet_deepspeed() -> None:
+    """DeepSpeed logs some forty lines at start; what a user must know is in our header."""
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    # BF16_Optimizer forces memory reports through print, each with a garbage collection.
+    bf16_optimizer.see_memory_usage = lambda *arguments, **options: None
+
+
+class Control:
+    """Small agreements between ranks over gloo, so that they never wait behind GPU work."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT) if self.world_size > 1 else None
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sum over the ranks (float64, exact for counts below 2**53)."""
+        if self.world_size == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(total, group=self._group)
+        return total.tolist()  # type: ignore[no-any-return]
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's ``value``, on every rank."""
+        box = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def first_does(self, work: Callable[[], Any]) -> Any:
+        """Rank 0 does ``work`` while the others wait; all get its result, or its exception."""
+        outcome: tuple[Any, BaseException | None] = (None, None)
+        if self.rank == 0:
+            try:
+                outcome = (work(), None)
+            except Exception as error:  # re-raised below, on every rank
+                outcome = (None, error)
+        result, error = self.from_first(outcome)
+        if error is not None:
+            raise error
+        return result
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.sum([0.0])
+
+
+class Engine:
+    """A DeepSpeed engine around ``model``, with the corrections of this module's docstring."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        resolved: Resolved,
+        factor: Callable[[int], float],
+    ) -> None:
+        """Build optimizer, ZeRO wrapper and schedule. ``factor``: share of the peak rate by applied step."""
+        self.resolved = resolved
+        self.control = Control()
+        self.rank, self.world_size = self.control.rank, self.control.world_size
+        ours = resolved.scheduler is None  # a `scheduler` section runs as DeepSpeed runs it
+        schedule: Callable[[torch.optim.Optimizer], ScheduleApplier] | None = (
+            (lambda optimizer: ScheduleApplier(optimizer, factor)) if ours else None
+        )
+        self.ds, self.optimizer, _, self.scheduler = deepspeed.initialize(
+            model=model,
+            optimizer=_make_optimizer(model, resolved),
+            lr_scheduler=schedule,
+            config=resolved.config,
+            dist_init_required=False,
+        )
+        self.module: nn.Module = self.ds.module
+        self.device: torch.device = self.ds.device
+        self._pending_overflow: bool | None = None
+        self._scaler_update = self.optimizer._update_scale if hasattr(self.optimizer, "loss_scaler") else None
+        if self._scaler_update is not None:
+            self.optimizer._update_scale = self._postpone_scale_update
+        self._bare = resolved.stage == 0 and resolved.precision == "fp32"
+
+    # One optimizer step: forward and backward for each micro-batch, then update.
+
+    def forward(self, batch: Batch, last: bool) -> torch.Tensor:
+        """Loss summed over the batch's trainable tokens: fp32, 0-d, on the device.
+
+        ``last``: this micro-batch ends the step. DeepSpeed must know before forward and backward: the ranks reduce
+        in that backward (stages 0 and 1 only there).
+        """
+        self.ds.set_gradient_accumulation_boundary(last)
+        batch = batch.to(self.device)
+        loss: torch.Tensor = self.ds(batch.input_ids, batch.labels, batch.position_ids, batch.document_ids)
+        return loss
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of ``loss`` to the step's; DeepSpeed takes the mean over ranks and scales for fp16."""
+        self.ds.backward(loss, scale_wrt_gas=False)
+
+    def update(self) -> Update:
+        """Apply the accumulated gradients, or skip them if they are not finite."""
+        lr, scale = self.lr, self.loss_scale
+        if self._bare:
+            return self._update_bare(lr)
+        self.ds.step()
+        exhausted = self._apply_scale_update()
+        return Update(self.ds.was_step_applied(), _number(self.ds.get_global_grad_norm()), lr, scale, exhausted)
+
+    def _update_bare(self, lr: float) -> Update:
+        """fp32 at stage 0: the raw optimizer, to which DeepSpeed gives neither a norm nor a finite check."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        norm = _number(nn.utils.get_total_norm(gradients))
+        if norm - norm != 0.0:  # inf or NaN
+            self.ds.zero_grad()
+            return Update(False, norm, lr, None)
+        self.ds.step()
+        return Update(True, norm, lr, None)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the coming step (the first group's)."""
+        return float(self.ds.basic_optimizer.param_groups[0]["lr"])
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The scale that the coming backward multiplies the loss with; None without fp16."""
+        if self.resolved.precision != "fp16":
+            return None
+        return float(self.optimizer.loss_scaler.cur_scale)
+
+    def _postpone_scale_update(self, overflow: bool = False) -> None:
+        self._pending_overflow = bool(overflow)
+
+    def _apply_scale_update(self) -> bool:
+        """Update the loss scale after the step, as torch.amp does. True: overflow at the smallest scale."""
+        overflow, self._pending_overflow = self._pending_overflow, None
+        if overflow is None or self._scaler_update is None:
+            return False
+        scaler = self.optimizer.loss_scaler
+        if overflow and isinstance(scaler, DynamicLossScaler) and _at_floor(scaler):
+            scaler.last_overflow_iter = scaler.cur_iter
+            scaler.cur_iter += 1
+            return True
+        self._scaler_update(overflow)
+        return False
+
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
+        """Element-wise sum of host numbers over the ranks."""
+        return self.control.sum(values)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.control.barrier()
+
+    # Checkpoints: DeepSpeed's own files; checkpoints.py makes them atomic and verified.
+
+    def save(self, directory: Path, state: dict[str, Any]) -> None:
+        """Write this rank's files below ``directory``; all ranks call it. ``state``: picklable, ours."""
+        self.ds.save_checkpoint(
+            str(directory), tag=CHECKPOINT_TAG, client_state={CLIENT_STATE_KEY: state}, save_latest=False
+        )
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        """Restore from ``directory``; returns the state given to save. The present configuration wins."""
+        fresh_scaler = getattr(self.optimizer, "loss_scaler", None)
+        fresh_groups = [_settings(group) for group in self.ds.basic_optimizer.param_groups]
+        clip = getattr(self.optimizer, "clip_grad", None)
+        path, client_state = self.ds.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
+        if path is None:
+            raise RuntimeError(f"{directory}: DeepSpeed loaded nothing")
+        for group, settings in zip(self.ds.basic_optimizer.param_groups, fresh_groups, strict=True):
+            group.update(settings)
+        if clip is not None:
+            self.optimizer.clip_grad = clip
+        if fresh_scaler is not None:
+            self.optimizer.loss_scaler = _with_state_of(fresh_scaler, self.optimizer.loss_scaler)
+        if isinstance(self.scheduler, ScheduleApplier):
+            self.scheduler.load_state_dict(self.scheduler.state_dict())  # rates from the present peaks
+        state: dict[str, Any] = client_state[CLIENT_STATE_KEY]
+        return state
+
+    def compile(self) -> None:
+        """torch.compile the module; parameter names stay (DeepSpeed compiles in place)."""
+        self.ds.compile()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's weights on the CPU, in the training precision, under their Llama names."""
+        return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
+
+    def close(self) -> None:
+        """Release DeepSpeed's hooks and buffers."""
+        self.ds.destroy()
+
+
+def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimizer:
+    spec = resolved.optimizer
+    if resolved.offload and spec.type.lower() in ("adam", "adamw"):
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        params = {name: spec.params[name] for name in ("lr", "betas", "eps") if name in spec.params}
+        groups = parameter_groups(model, spec.type, spec.params)
+        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=spec.type.lower() == "adamw", **params)
+        cpu_adam.register_step_pre_hook(_forget_bias_corrections)
+        return cpu_adam
+    return build_optimizer(model, spec.type, spec.params)
+
+
+def _forget_bias_corrections(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Make DeepSpeedCPUAdam compute beta**step afresh.
+
+    It multiplies a kept power by beta at each step but calls pow() after a resume (csrc/includes/cpu_adam.h
+    ``IncrementStep``); the two round differently, so a resumed run would drift from an uninterrupted one. An update
+    of nothing at a far step makes the next one call pow(), always.
+    """
+    group, nothing = optimizer.param_groups[0], torch.empty(0)
+    optimizer.ds_opt_adam.adam_update(
+        optimizer.opt_id, 1 << 40, group["lr"], *group["betas"], group["eps"], 0.0, True, *[nothing] * 4
+    )
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group's hyperparameters: what the configuration decides."""
+    return {name: value for name, value in group.items() if name not in ("params", "step")}
+
+
+def _with_state_of(fresh: Any, loaded: Any) -> Any:
+    """The configured scaler, going on from where the checkpoint's scaler of the same kind stood."""
+    if isinstance(fresh, DynamicLossScaler) and isinstance(loaded, DynamicLossScaler):
+        for name in ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis"):
+            setattr(fresh, name, getattr(loaded, name))
+        fresh.cur_scale = max(fresh.cur_scale, fresh.min_scale)
+        fresh.cur_hysteresis = min(fresh.cur_hysteresis, fresh.delayed_shift)
+    return fresh
+
+
+def _at_floor(scaler: DynamicLossScaler) -> bool:
+    """Whether one more overflow would have to go below the smallest scale (DeepSpeed raises there)."""
+    patience_gone = scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1
+    return bool(patience_gone and scaler.cur_scale <= scaler.min_scale)
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,61 @@
+"""What a run writes about itself: config.yaml, ds_config.json, environment.json."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from minimind.config import RunConfig
+from minimind.hardware import Hardware
+from minimind.training.checkpoints import write_durably
+
+PACKAGES = ("torch", "deepspeed", "sentencepiece", "numpy", "pydantic", "safetensors", "wandb", "bitsandbytes")
+MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
+
+
+def write_run_files(run_dir: Path, config: RunConfig, ds_config: dict[str, Any], hardware: Hardware) -> None:
+    """Write the resolved configuration and the environment; rank 0 only.
+
+    Raises OSError when the directory can't be written.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_durably(run_dir / "config.yaml", config.dump_yaml())
+    write_durably(run_dir / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
+    write_durably(run_dir / "environment.json", json.dumps(environment(hardware), indent=2) + "\n")
+
+
+def environment(hardware: Hardware) -> dict[str, Any]:
+    """Versions, command line, git revision and uncommitted diff, hardware: what it takes to run this again."""
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "git_revision": _git("rev-parse", "HEAD"),
+        "git_diff": (_git("diff", "HEAD") or "")[:MAX_DIFF],
+        "hardware": hardware.describe(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git in this checkout; None outside a checkout or without git."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        result = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True, errors="replace"
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

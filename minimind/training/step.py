@@ -1,0 +1,65 @@
+"""One optimizer step: count tokens, forward, backward, update, report.
+
+Contract: the loss that is minimised is the sum over the step's trainable tokens, on all ranks and micro-batches,
+divided by their number. The count is agreed before the first backward, and `token_weight` is the only place in
+the project that divides a training loss; so neither the split into micro-batches and ranks nor unequal lengths change
+the gradient (the averaging bug that https://unsloth.ai/blog/gradient describes is not possible here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:  # the engine imports DeepSpeed, which takes seconds; a step needs only its interface
+    from minimind.data.batches import Batch
+    from minimind.training.engine import Update
+
+
+class SupportsStep(Protocol):
+    """What a step needs of an engine; tests give it a fake one."""
+
+    world_size: int
+
+    def forward(self, batch: Batch, last: bool) -> torch.Tensor: ...
+    def backward(self, loss: torch.Tensor) -> None: ...
+    def update(self) -> Update: ...
+    def sum_over_ranks(self, values: list[float]) -> list[float]: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step's outcome. ``loss_sum``: this rank's summed loss (0-d tensor, not yet read from the device);
+    ``tokens``: trainable tokens of the step on all ranks; ``stop``: a rank was asked to stop."""
+
+    loss_sum: torch.Tensor
+    tokens: int
+    update: Update
+    stop: bool
+
+
+def token_weight(world_size: int, tokens: int) -> float:
+    """What turns a rank's summed loss into its part of the global mean per trainable token.
+
+    DeepSpeed averages gradients over the ranks, hence the factor ``world_size``.
+    """
+    return world_size / max(tokens, 1)
+
+
+def train_step(engine: SupportsStep, micro_batches: Sequence[Batch], stop_requested: bool = False) -> StepResult:
+    """Run one optimizer step over this rank's ``micro_batches`` (the same number on every rank).
+
+    The request to stop rides along with the token count, so that all ranks learn of it in the same step.
+    """
+    counts = [float(sum(batch.num_trainable for batch in micro_batches)), float(stop_requested)]
+    total, stops = engine.sum_over_ranks(counts)
+    weight = token_weight(engine.world_size, int(total))
+    losses = []
+    for index, batch in enumerate(micro_batches):
+        loss = engine.forward(batch, last=index == len(micro_batches) - 1)
+        losses.append(loss.detach())
+        engine.backward(loss * weight)
+    return StepResult(torch.stack(losses).sum(), int(total), engine.update(), stops > 0)

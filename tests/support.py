@@ -1,0 +1,122 @@
+"""Shared by tests that run real DeepSpeed: tiny models, hand-made batches, and ranks that are real processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minimind.config import RunConfig, load_run_config
+from minimind.hardware import Hardware
+from minimind.launching import free_port
+from minimind.model import Transformer
+
+DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
+CPU = Hardware("cpu", fp16=False, bf16=True)
+VOCABULARY, LENGTH = 64, 24
+TINY = (
+    f"model={{vocab_size: {VOCABULARY}, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}"
+)
+
+
+def tiny_config(*settings: str) -> RunConfig:
+    """A RunConfig with a model of some 20,000 parameters."""
+    return load_run_config(None, [TINY, *settings])
+
+
+def tiny_model(seed: int = 0, scale: float = 1.0) -> Transformer:
+    """The model of ``tiny_config``; ``scale`` multiplies its matrices (large ones give large gradients)."""
+    model = Transformer(tiny_config().model, seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(scale)
+    return model
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """A batch as the engine sees it, made by hand."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    position_ids: torch.Tensor
+    document_ids: torch.Tensor
+
+    @property
+    def num_trainable(self) -> int:
+        return int((self.labels != -100).sum())
+
+    def to(self, device: torch.device) -> RowBatch:
+        return RowBatch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+
+    def rows(self, start: int, stop: int) -> RowBatch:
+        return RowBatch(*(getattr(self, name)[start:stop] for name in self.__dataclass_fields__))
+
+
+def random_rows(count: int, seed: int) -> RowBatch:
+    """Packed rows with documents of unequal lengths, half of the labels masked, and some rows with no label at all."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(6, VOCABULARY, (count, LENGTH), generator=generator)
+    labels = torch.randint(6, VOCABULARY, (count, LENGTH), generator=generator)
+    labels[torch.rand(count, LENGTH, generator=generator) < 0.5] = -100
+    labels[1::4] = -100
+    documents, positions = torch.empty_like(ids), torch.empty_like(ids)
+    for row in range(count):
+        cut = int(torch.randint(3, LENGTH - 3, (1,), generator=generator))
+        documents[row] = (torch.arange(LENGTH) >= cut).long()
+        positions[row] = torch.cat([torch.arange(cut), torch.arange(LENGTH - cut)])
+    return RowBatch(ids, labels, positions, documents)
+
+
+def split(batch: RowBatch, micro: int, rank: int = 0, world: int = 1) -> list[RowBatch]:
+    """This rank's micro-batches of ``micro`` rows, as the trainer deals them out."""
+    count = batch.input_ids.shape[0]
+    starts = range(rank * micro, count, micro * world)
+    return [batch.rows(start, start + micro) for start in starts]
+
+
+def run_ranks(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 240) -> list[Any]:
+    """``work(*arguments)`` in ``world`` processes joined over gloo; the results by rank. Raises what a rank raised."""
+    context = multiprocessing.get_context("spawn")
+    queue, port = context.Queue(), str(free_port())
+    processes = [
+        context.Process(target=_rank, args=(queue, rank, world, port, work, arguments), daemon=True)
+        for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    results: dict[int, Any] = {}
+    try:
+        for _ in range(world):
+            rank, result, error = queue.get(timeout=timeout)
+            if error:
+                raise AssertionError(f"rank {rank}:\n{error}")
+            results[rank] = pickle.loads(result)
+    finally:
+        for process in processes:
+            process.join(timeout=20)
+            process.kill()
+    return [results[rank] for rank in range(world)]
+
+
+def _rank(queue: Any, rank: int, world: int, port: str, work: Callable[..., Any], arguments: Any) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1")
+    os.environ.update(MASTER_PORT=port, OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    try:
+        from minimind.training.engine import start_processes
+
+        start_processes(emulate_fp16=True)
+        # pickled here: torch would share tensors by file descriptors of a process that is about to end
+        queue.put((rank, pickle.dumps(work(*arguments)), None))
+    except BaseException:  # reported to the parent, which fails the test
+        queue.put((rank, None, traceback.format_exc()))

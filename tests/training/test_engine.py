@@ -1,0 +1,326 @@
+"""Real DeepSpeed against plain PyTorch: the update that is applied, for every shipped JSON.
+
+The optimizer is replaced by SGD at rate 1, so that a step's change of the weights *is* the gradient after clipping
+(AdamW's first step hardly depends on the gradient's scale and would hide a wrong one).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minimind.training import engine as engine_module
+from minimind.training.deepspeed_config import Resolved, resolve
+from minimind.training.engine import Engine, Update
+from minimind.training.step import train_step
+from tests.support import CPU, DS_CONFIGS, RowBatch, random_rows, run_ranks, split, tiny_config, tiny_model
+
+CONFIGS = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
+ROWS = 8
+TOLERANCE = {"fp32": 1e-6, "bf16": 2e-2, "fp16": 3e-3}  # relative to the largest entry of the gradient
+
+
+def load(name: str, world: int = 1, **changes: Any) -> Resolved:
+    """A shipped JSON with some top-level sections replaced."""
+    config = {**json.loads((DS_CONFIGS / name).read_text()), **changes}
+    return resolve(config, tiny_config(), world, CPU, emulate_fp16=True)
+
+
+def sgd_engine(resolved: Resolved, lr: float = 1.0) -> Engine:
+    """An engine whose update is minus ``lr`` times the gradient."""
+    resolved.config["zero_force_ds_cpu_optimizer"] = False
+
+    def sgd(model: torch.nn.Module, _: Resolved) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=lr)
+
+    original, engine_module._make_optimizer = engine_module._make_optimizer, sgd
+    try:
+        return Engine(tiny_model(), resolved, lambda step: 1.0)
+    finally:
+        engine_module._make_optimizer = original
+
+
+def masters(engine: Engine) -> torch.Tensor:
+    """All parameters in full precision, as one vector: fp32 masters where there are some."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    values = [safe_get_full_fp32_param(p) for p in engine.module.parameters()]
+    if any(value is None for value in values):
+        values = [p.detach().float() for p in engine.module.parameters()]
+    return torch.cat([value.detach().reshape(-1).clone() for value in values])
+
+
+def applied(engine: Engine, micro_batches: list[RowBatch]) -> tuple[torch.Tensor, Update]:
+    """The step's update as a vector."""
+    before = masters(engine)
+    result = train_step(engine, micro_batches)
+    return before - masters(engine), result.update
+
+
+def plain(batch: RowBatch, precision: str, clip: float = 1.0) -> tuple[torch.Tensor, float]:
+    """Clipped gradient and norm by plain PyTorch: one forward over the global batch, mean per trainable token.
+
+    Computed in fp32 from the weights as the precision rounds them: the truth that half precision approximates.
+    """
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    model = tiny_model().to(dtype).float()
+    loss = model(batch.input_ids, batch.labels, batch.position_ids, batch.document_ids) / batch.num_trainable
+    loss.backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip))
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()]), norm
+
+
+def assert_same(update: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    error = float((update - expected).abs().max() / expected.abs().max())
+    assert error < tolerance, f"relative error {error:.2e}"
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_applied_gradient_equals_plain_pytorch(name: str) -> None:
+    resolved = load(name)
+    batch = random_rows(ROWS, seed=1)
+    expected, norm = plain(batch, resolved.precision)
+    tolerance = TOLERANCE[resolved.precision]
+    for micro in (8, 1):
+        engine = sgd_engine(resolved)
+        update, report = applied(engine, split(batch, micro))
+        assert report.applied
+        assert report.grad_norm == pytest.approx(norm, rel=tolerance)
+        assert_same(update, expected, tolerance)
+        engine.close()
+
+
+def two_ranks(names: list[str]) -> list[tuple[str, int, torch.Tensor, float]]:
+    """On each rank: the updates of (micro 2, accumulation 2) for every config, full windows and a short one."""
+    results = []
+    for name in names:
+        resolved = load(name, world=2)
+        for rows in (ROWS, 4):
+            engine = sgd_engine(resolved)
+            micro_batches = split(random_rows(rows, seed=1), 2, engine.rank, engine.world_size)
+            update, report = applied(engine, micro_batches)
+            results.append((name, rows, update, report.grad_norm))
+            engine.close()
+    return results
+
+
+@pytest.mark.slow
+def test_two_ranks_apply_the_same_gradient_as_one() -> None:
+    first, second = run_ranks(2, two_ranks, CONFIGS)
+    assert len(first) == 2 * len(CONFIGS)
+    for (name, rows, update, norm), (_, _, other, _) in zip(first, second, strict=True):
+        precision = load(name).precision
+        expected, expected_norm = plain(random_rows(rows, seed=1), precision)
+        assert_same(update, expected, TOLERANCE[precision])
+        assert torch.equal(update, other), name
+        assert norm == pytest.approx(expected_norm, rel=TOLERANCE[precision])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_stage_in_every_precision(precision: str, stage: int) -> None:
+    resolved = load(f"{precision}.json", zero_optimization={"stage": stage}, data_types={})
+    assert resolved.stage == max(stage, precision == "fp16")  # fp16 at stage 0 runs as stage 1
+    batch = random_rows(ROWS, seed=2)
+    expected, norm = plain(batch, precision)
+    update, report = applied(sgd_engine(resolved), split(batch, 4))
+    tolerance = TOLERANCE[precision] * (2 if precision == "bf16" and stage == 0 else 1)  # accumulates in bf16 there
+    assert report.grad_norm == pytest.approx(norm, rel=tolerance)
+    assert_same(update, expected, tolerance)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "fp16_zero2_offload.json"])
+def test_binding_clip_is_applied_to_the_unscaled_gradient(name: str) -> None:
+    resolved = load(name, gradient_clipping=0.01)
+    batch = random_rows(ROWS, seed=3)
+    expected, norm = plain(batch, resolved.precision, clip=0.01)
+    assert norm > 0.02
+    # a rate of 100 keeps the tiny update clear of the rounding of weights near 1
+    update, report = applied(sgd_engine(resolved, lr=100.0), split(batch, 4))
+    assert report.grad_norm == pytest.approx(norm, rel=TOLERANCE[resolved.precision])
+    assert_same(update / 100.0, expected, TOLERANCE[resolved.precision])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["fp16.json", "fp16_zero2.json", "fp16_zero2_offload.json"])
+def test_the_step_on_which_the_scale_grows_applies_the_whole_gradient(name: str) -> None:
+    scaling = {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2, "hysteresis": 1}
+    engine = sgd_engine(load(name, fp16=scaling, gradient_clipping=0.0))
+    batch = random_rows(ROWS, seed=4)
+    scales, ratios = [], []
+    for _ in range(6):
+        weights = {key: value.float() for key, value in engine.weights().items()}
+        update, report = applied(engine, split(batch, 4))
+        reference = tiny_model()
+        reference.load_state_dict(weights, strict=False)
+        loss = reference(batch.input_ids, batch.labels, batch.position_ids, batch.document_ids)
+        (loss / batch.num_trainable).backward()
+        expected = torch.cat([p.grad.reshape(-1) for p in reference.parameters()])
+        scales.append(report.loss_scale)
+        ratios.append(float(update @ expected / (expected @ expected)))
+    assert len(set(scales)) > 1, "the scale never grew, so this test would prove nothing"
+    assert ratios == pytest.approx([1.0] * 6, rel=5e-3)
+
+
+def poison(engine: Engine) -> None:
+    """Make the next step's gradient overflow fp16 by an enormous loss weight."""
+    original = engine.backward
+
+    def huge(loss: torch.Tensor) -> None:
+        engine.backward = original  # type: ignore[method-assign]
+        original(loss * 1e30)
+
+    engine.backward = huge  # type: ignore[method-assign]
+
+
+def scale_trace(fp16: dict[str, Any], overflows: str) -> list[float]:
+    """Loss scales of a run in which the steps marked x overflow."""
+    engine = sgd_engine(load("fp16.json", fp16={"enabled": True, **fp16}))
+    batch = split(random_rows(2, seed=5), 2)
+    scales = []
+    for mark in overflows:
+        if mark == "x":
+            poison(engine)
+        before = masters(engine)
+        update = train_step(engine, batch).update
+        assert update.applied == (mark != "x")
+        if mark == "x":
+            assert torch.equal(before, masters(engine))
+            assert not torch.tensor(update.grad_norm).isfinite()
+        scales.append(update.loss_scale)
+    return scales
+
+
+def grad_scaler_trace(power: int, window: int, overflows: str) -> list[float]:
+    """The same by torch.amp.GradScaler."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**power, growth_interval=window)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scales = []
+    for mark in overflows:
+        scales.append(scaler.get_scale())
+        weight.grad = torch.tensor([float("inf") if mark == "x" else 1.0])
+        scaler.scale(torch.zeros(1))
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return scales
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_scale_equals_torch_grad_scaler_where_the_rules_agree() -> None:
+    """Halving at each overflow (hysteresis 1); doubling after ``window`` clean steps at the start."""
+    settings = {"initial_scale_power": 10, "loss_scale_window": 100, "hysteresis": 1}
+    overflows = "..x...xx....x.x....."
+    assert scale_trace(settings, overflows) == grad_scaler_trace(10, 100, overflows)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_scale_grows_one_clean_step_later_than_torch_after_an_overflow() -> None:
+    """DeepSpeed's rule (fp16/loss_scaler.py ``update_scale``): window + 1 clean steps, then window for each more."""
+    settings = {"initial_scale_power": 10, "loss_scale_window": 3, "hysteresis": 1}
+    ours = scale_trace(settings, "x" + "." * 8)
+    assert ours == [1024, 512, 512, 512, 512, 1024, 1024, 1024, 2048]
+    assert grad_scaler_trace(10, 3, "x" + "." * 8) == [1024, 512, 512, 512, 1024, 1024, 1024, 2048, 2048]
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_hysteresis_spares_the_first_overflow() -> None:
+    settings = {"initial_scale_power": 10, "loss_scale_window": 100, "hysteresis": 2}
+    assert scale_trace(settings, "x.xx.") == [1024, 1024, 1024, 512, 256]
+    consecutive = {**settings, "consecutive_hysteresis": True}
+    assert scale_trace(consecutive, "x.xx.") == [1024, 1024, 1024, 1024, 512]
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_fixed_scale_never_moves() -> None:
+    assert set(scale_trace({"loss_scale": 1024}, ".x..x.")) == {1024}
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["fp16.json", "fp16_zero2.json"])
+def test_overflow_at_the_smallest_scale_is_reported_not_raised(name: str) -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 1, "min_loss_scale": 1, "hysteresis": 1}
+    engine = sgd_engine(load(name, fp16=fp16))
+    batch = split(random_rows(2, seed=6), 2)
+    seen = []
+    for _ in range(3):
+        poison(engine)
+        seen.append(train_step(engine, batch).update)
+    assert [(u.applied, u.loss_scale, u.exhausted) for u in seen] == [(False, 2, False), (False, 1, True), (False, 1, True)]
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_non_finite_gradients_are_skipped_at_every_stage(precision: str, stage: int) -> None:
+    engine = sgd_engine(load(f"{precision}.json", zero_optimization={"stage": stage}, data_types={}))
+    batch = split(random_rows(2, seed=7), 2)
+    original = engine.backward
+    engine.backward = lambda loss: original(loss * float("nan"))  # type: ignore[method-assign]
+    before = masters(engine)
+    update = train_step(engine, batch).update
+    assert not update.applied
+    assert not torch.tensor(update.grad_norm).isfinite()
+    assert torch.equal(before, masters(engine))
+    engine.backward = original  # type: ignore[method-assign]
+    assert train_step(engine, batch).update.applied  # and nothing of it is left in the next step
+    assert masters(engine).isfinite().all()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_offload_uses_deepspeeds_cpu_adam_and_agrees_with_torch() -> None:
+    engines = [Engine(tiny_model(), load(name), lambda step: 1.0) for name in ("bf16_zero2_offload.json", "bf16_zero2.json")]
+    assert type(engines[0].ds.basic_optimizer).__name__ == "DeepSpeedCPUAdam"
+    for step in range(3):
+        for engine in engines:
+            train_step(engine, split(random_rows(4, seed=step), 4))
+    offloaded, plainly = (masters(engine) for engine in engines)
+    torch.testing.assert_close(offloaded, plainly, rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "muon.json"])
+def test_resumed_engine_goes_on_bitwise(name: str, tmp_path: Path) -> None:
+    def new() -> Engine:
+        return Engine(tiny_model(), load(name), lambda step: 1.0 / (step + 1))
+
+    batches = [split(random_rows(4, seed=step), 2) for step in range(4)]
+    first = new()
+    for batch in batches[:2]:
+        train_step(first, batch)
+    first.save(tmp_path, {"step": 2})
+    expected = [train_step(first, batch) for batch in batches[2:]]
+    second = new()
+    assert second.load(tmp_path) == {"step": 2}
+    for batch, before in zip(batches[2:], expected, strict=True):
+        after = train_step(second, batch)
+        assert after.update == before.update
+        assert torch.equal(after.loss_sum, before.loss_sum)
+    assert torch.equal(masters(first), masters(second))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_new_configuration_wins_over_the_pickled_one(tmp_path: Path) -> None:
+    old = Engine(tiny_model(), load("fp16.json"), lambda step: 1.0)
+    train_step(old, split(random_rows(2, seed=0), 2))
+    old.save(tmp_path, {})
+    fp16 = {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 7}
+    optimizer = {"type": "AdamW", "params": {"lr": 5e-3, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.0}}
+    new = Engine(tiny_model(), load("fp16.json", fp16=fp16, gradient_clipping=0.5, optimizer=optimizer), lambda s: 1.0)
+    new.load(tmp_path)
+    assert new.optimizer.clip_grad == 0.5
+    assert new.optimizer.loss_scaler.scale_window == 7
+    assert new.loss_scale == 2.0**16  # running state, not a setting: it goes on
+    assert new.lr == 5e-3
+    assert new.ds.basic_optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    fixed = Engine(tiny_model(), load("fp16_fixed_scale.json"), lambda step: 1.0)
+    fixed.load(tmp_path)
+    assert fixed.loss_scale == 1024.0

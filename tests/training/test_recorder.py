@@ -1,0 +1,72 @@
+"""From step results to StepMetrics: every step is reported, the device is read once an interval."""
+
+from __future__ import annotations
+
+import torch
+
+from minimind.training.engine import Update
+from minimind.training.metrics import StepMetrics
+from minimind.training.recorder import Progress, Recorder
+from minimind.training.step import StepResult
+
+
+def result(loss_sum: float, tokens: int, applied: bool = True, norm: float = 1.0) -> StepResult:
+    return StepResult(torch.tensor(loss_sum), tokens, Update(applied, norm, 0.1, 1024.0), stop=False)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_step_is_reported_with_its_own_loss_and_totals() -> None:
+    reported: list[StepMetrics] = []
+    progress, clock, messages = Progress(), Clock(), []
+
+    def sum_over_two_ranks(values: list[float]) -> list[float]:
+        messages.append(len(values))
+        return [2 * value for value in values]
+
+    recorder = Recorder(reported.append, sum_over_two_ranks, steps_per_epoch=4, clock=clock)
+    for step in range(4):
+        outcome = result(10.0 * (step + 1), 10, applied=step != 1)
+        progress.advance(outcome)
+        recorder.add(outcome, progress)
+        clock.now += 1.0
+        if step % 2:
+            recorder.flush()
+    assert messages == [2, 2]  # one message an interval
+    assert [m.step for m in reported] == [1, 2, 3, 4]
+    assert [m.loss for m in reported] == [2.0, 4.0, 6.0, 8.0]
+    assert [m.tokens for m in reported] == [10, 10, 20, 30]  # a skipped step trains nothing
+    assert [m.skipped for m in reported] == [0, 1, 1, 1]
+    assert [m.tokens_per_second for m in reported] == [None, None, 10.0, 10.0]
+    assert reported[-1].epoch == 1.0
+
+
+def test_time_outside_training_does_not_count() -> None:
+    reported: list[StepMetrics] = []
+    clock = Clock()
+    recorder, progress = Recorder(reported.append, list, 1, clock), Progress()
+    for _ in range(2):
+        outcome = result(1.0, 8)
+        progress.advance(outcome)
+        recorder.add(outcome, progress)
+        clock.now += 2.0
+        recorder.flush()
+        clock.now += 100.0  # an evaluation
+        recorder.restart_clock()
+    assert reported[1].tokens_per_second == 4.0
+
+
+def test_progress_survives_its_checkpoint() -> None:
+    progress = Progress()
+    for applied in (True, False, False):
+        progress.advance(result(1.0, 5, applied, norm=float("inf")))
+    again = Progress.from_state(progress.state())
+    assert again == progress
+    assert (again.step, again.tokens, again.skipped, again.consecutive_skips) == (3, 5, 2, 2)
+    assert again.history.maxlen == progress.history.maxlen
