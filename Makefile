@@ -1,0 +1,49 @@
+# make         a virtual environment in .venv with everything in it; a second make reinstalls nothing
+# make demo    set up, then tokenizer -> pretraining -> SFT -> ten questions on the built-in corpus
+# make test    set up, then the test suite (PYTEST="-k store" picks tests)
+# make check   set up, then lint, format and types
+#
+# PYTHON=python3.12 chooses the interpreter, EXTRAS=test,data,bnb the extras of setup.cfg,
+# PIP_FLAGS="--index-url ..." goes to every pip install (torch's own index for a chosen CUDA or the CPU build).
+
+PYTHON ?= python3
+EXTRAS ?= test,data
+PIP_FLAGS ?=
+PYTEST ?=
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
+STAMP := $(VENV)/.installed-$(EXTRAS)
+
+.DEFAULT_GOAL := setup
+.PHONY: setup demo test check clean
+
+setup: $(STAMP)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0] + \
+	    ": make PYTHON=/path/to/python3.11" if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: deepspeed's setup.py imports it, which is also why nothing here is built in isolation.
+$(STAMP): setup.cfg constraints.txt | $(BIN)/python
+	$(PIP) setuptools wheel torch
+	$(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/minimind demo
+
+# One thread a worker: tiny models gain nothing from two, and the workers would fight over the cores.
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy minimind
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
