@@ -1,0 +1,194 @@
+"""Generating tokens: a preallocated key/value cache, a streaming iterator, and many prompts at once.
+
+Contract: a stop id ends the answer and is not part of it. Temperature 0 takes the likeliest token, and with
+the cache gives the tokens that recomputing everything would give. The same seed gives the same tokens on
+the same machine; row i of a batch draws from its own generator (seed + i), so row 0 equals the prompt alone
+and no row depends on its neighbours' luck.
+
+Weakness: in a batch, rows that have ended are carried along until the last one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minimind.errors import UserError
+from minimind.inference.loading import load_model
+from minimind.model import KVCache, Transformer
+
+__all__ = ["Sampler", "generate", "generate_batch", "load_model"]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How one token is chosen from logits: repetition penalty, temperature, top-k, top-p, in this order (as
+    transformers).
+
+    ``temperature`` 0: the likeliest. ``top_k`` 0 and ``top_p`` 1: off. ``repetition_penalty`` 1: off.
+    """
+
+    temperature: float = 0.8
+    top_p: float = 0.95
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "temperature": (self.temperature >= 0, "0 or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (self.top_k >= 0, "0 or more"),
+            "repetition_penalty": (self.repetition_penalty > 0, "above 0"),
+        }
+        for name, (good, range_) in allowed.items():
+            if not good:
+                raise UserError(f"{name} is {getattr(self, name)}: it must be {range_}")
+
+    def choose(self, logits: Tensor, seen: Tensor | None, generator: torch.Generator | None) -> int:
+        """``logits`` [V], ``seen`` boolean [V] (tokens so far; None: not needed) -> a token id."""
+        logits = logits.float()
+        if self.repetition_penalty != 1.0 and seen is not None:
+            weaker = torch.where(
+                logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
+            )
+            logits = torch.where(seen, weaker, logits)
+        if self.temperature == 0:
+            return int(logits.argmax())
+        probabilities = self._probabilities(logits / self.temperature)
+        return int(torch.multinomial(probabilities, 1, generator=generator))
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        """Softmax over what top-k and top-p leave; the token that crosses ``top_p`` stays, so there is always one."""
+        if 0 < self.top_k < logits.shape[-1]:
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], -torch.inf)
+        probabilities = logits.softmax(-1)
+        if self.top_p < 1:
+            values, order = probabilities.sort(descending=True, stable=True)
+            dropped = values.cumsum(-1) - values >= self.top_p
+            probabilities = probabilities.index_fill(0, order[dropped], 0.0)
+        return probabilities
+
+
+def _room(model: Transformer, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> tuple[int, int]:
+    """Longest prompt and how many tokens may follow it within the model's positions."""
+    longest, limit = max(map(len, prompts)), model.config.max_position_embeddings
+    if min(map(len, prompts)) == 0:
+        raise UserError("the prompt is empty: give at least one token, for example the tokenizer's bos")
+    if longest >= limit:
+        raise UserError(f"the prompt has {longest} tokens, the model's limit is {limit}: shorten it")
+    return longest, min(max_new_tokens, limit - longest)
+
+
+class _Row:
+    """The state of one answer: its generator, the tokens seen (only with a repetition penalty) and the answer."""
+
+    def __init__(
+        self, sampler: Sampler, prompt: Sequence[int], vocab: int, device: torch.device, seed: int
+    ) -> None:
+        self.sampler = sampler
+        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.seen: Tensor | None = None
+        if sampler.repetition_penalty != 1.0:
+            self.seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+            self.seen[torch.tensor(list(prompt), device=device)] = True
+
+    def next(self, logits: Tensor) -> int:
+        token = self.sampler.choose(logits, self.seen, self.generator)
+        if self.seen is not None:
+            self.seen[token] = True
+        return token
+
+
+def generate(
+    model: Transformer,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int = 256,
+    *,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    top_k: int = 0,
+    repetition_penalty: float = 1.0,
+    stop_ids: Collection[int] = (),
+    seed: int = 0,
+) -> Iterator[int]:
+    """The answer's tokens one by one, without the stop id; at most ``max_new_tokens``, fewer at the model's
+    last position.
+
+    Raises UserError (at once, not at the first token) for an empty or too long prompt and for impossible
+    settings.
+    """
+    sampler = Sampler(temperature, top_p, top_k, repetition_penalty)
+    longest, count = _room(model, [prompt_ids], max_new_tokens)
+    device = model.output_weight.device
+    row = _Row(sampler, prompt_ids, model.config.vocab_size, device, seed)
+    return _stream(model, list(prompt_ids), longest + count, count, row, frozenset(stop_ids))
+
+
+def _stream(
+    model: Transformer, prompt: list[int], capacity: int, count: int, row: _Row, stop_ids: frozenset[int]
+) -> Iterator[int]:
+    cache = model.new_cache(1, capacity)
+    pending = torch.tensor([prompt], device=model.output_weight.device)
+    for _ in range(count):
+        # Not around the yield: inference mode must not leak into the caller's code between two tokens.
+        with torch.inference_mode():
+            token = row.next(model.next_logits(pending, cache)[0])
+        if token in stop_ids:
+            return
+        yield token
+        pending = torch.tensor([[token]], device=pending.device)
+
+
+@torch.inference_mode()
+def generate_batch(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int = 256,
+    *,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    top_k: int = 0,
+    repetition_penalty: float = 1.0,
+    stop_ids: Collection[int] = (),
+    seed: int = 0,
+) -> list[list[int]]:
+    """The answers to prompts of any lengths, computed together, without their stop ids. Raises as ``generate``."""
+    if not prompts:
+        return []
+    sampler, stops = Sampler(temperature, top_p, top_k, repetition_penalty), frozenset(stop_ids)
+    longest, count = _room(model, prompts, max_new_tokens)
+    device, vocab = model.output_weight.device, model.config.vocab_size
+    rows = [_Row(sampler, prompt, vocab, device, seed + i) for i, prompt in enumerate(prompts)]
+    pending, cache = _left_padded(model, prompts, longest, longest + count)
+    greedy = sampler.temperature == 0 and sampler.repetition_penalty == 1.0
+    answers: list[list[int]] = [[] for _ in prompts]
+    running = set(range(len(prompts)))
+    for _ in range(count):
+        logits = model.next_logits(pending, cache)  # [B, V]
+        # One call for all rows where the choice needs no state: the usual case when answers are scored.
+        tokens = logits.float().argmax(-1).tolist() if greedy else [
+            rows[i].next(logits[i]) if i in running else 0 for i in range(len(rows))
+        ]  # fmt: skip
+        running -= {i for i in running if tokens[i] in stops}
+        for i in running:
+            answers[i].append(tokens[i])
+        if not running:
+            break
+        pending = torch.tensor(tokens, device=device)[:, None]
+    return answers
+
+
+def _left_padded(
+    model: Transformer, prompts: Sequence[Sequence[int]], longest: int, capacity: int
+) -> tuple[Tensor, KVCache]:
+    """Prompts aligned at their ends (all rows go on in the same column), and a cache that knows their starts."""
+    device = model.output_weight.device
+    starts = [longest - len(prompt) for prompt in prompts]
+    ids = torch.tensor(
+        [[0] * start + list(prompt) for start, prompt in zip(starts, prompts, strict=True)], device=device
+    )
+    padded = torch.tensor(starts, device=device) if any(starts) else None
+    return ids, model.new_cache(len(prompts), capacity, padded)

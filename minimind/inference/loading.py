@@ -1,0 +1,137 @@
+"""A model from whatever MODEL names: run directory, checkpoint, exported or Hugging Face Llama directory,
+MiniMind .pth.
+
+Contract: the weights fit the shape exactly (missing, left-over and misshapen ones are named in one
+UserError), and nothing that is read can run code: safetensors, or ``torch.load(weights_only=True)``. A run
+directory means its ``final/``, or its latest checkpoint while it has none.
+
+Weakness: a checkpoint holds the weights in the training precision; fp32 masters of a half-precision run are
+not looked up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from minimind.errors import UserError
+from minimind.interop import huggingface, upstream
+from minimind.model import ModelConfig, Transformer
+from minimind.tokenizer import FILE_NAME, Tokenizer
+
+MODEL_STATES = "mp_rank_00_model_states.pt"
+State = dict[str, Tensor]
+
+
+def load_model(
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    tokenizer: str | Path | None = None,
+) -> tuple[Transformer, Tokenizer]:
+    """The model in evaluation mode on ``device``, and its tokenizer (``tokenizer``: instead of the one
+    found beside the model).
+
+    ``dtype`` None: as saved, but fp32 on a CPU, where half precision saves nothing. Raises UserError when
+    there is no model, when it is damaged or of another architecture, or when its tokenizer is missing or
+    does not fit.
+    """
+    source = _resolve(Path(path))
+    state, config, beside = _read(source)
+    model = build(state, config, source)
+    loaded = _tokenizer(Path(tokenizer) if tokenizer else beside, source)
+    if loaded.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{loaded.path}: {loaded.vocab_size} pieces do not fit the vocabulary of {source} ({config.vocab_size}); "
+            "give the tokenizer it was trained with"
+        )
+    if dtype is None and torch.device(device).type == "cpu":
+        dtype = torch.float32
+    return model.to(device=device, dtype=dtype).eval(), loaded
+
+
+def build(state: State, config: ModelConfig, source: Path) -> Transformer:
+    """A Transformer of ``config`` holding ``state``. Raises UserError naming what is missing, extra or misshapen."""
+    with torch.device("meta"):
+        model = Transformer(config, seed=None)
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    missing, extra = expected.keys() - state.keys(), state.keys() - expected.keys()
+    shapes = [
+        f"{name} is {tuple(state[name].shape)} instead of {shape}"
+        for name, shape in expected.items()
+        if name in state and tuple(state[name].shape) != shape
+    ]
+    problems = [f"{label} {', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}"
+                for label, names in (("missing", missing), ("unknown", extra)) if names] + shapes[:3]  # fmt: skip
+    if problems:
+        raise UserError(f"{source}: the weights do not fit its configuration: {'; '.join(problems)}")
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(True)
+
+
+def _resolve(path: Path) -> Path:
+    """The directory or file that holds the weights. Raises UserError when there is none."""
+    if not path.exists():
+        raise UserError(
+            f"{path}: there is no such model; give a run directory, a checkpoint, an exported directory or a .pth"
+        )
+    if path.is_file() or (path / "config.json").is_file() or _checkpoint_file(path):
+        return path
+    if (path / "final" / "config.json").is_file():
+        return path / "final"
+    latest = path / "latest"
+    if latest.is_file() and _checkpoint_file(path / latest.read_text(encoding="utf-8").strip()):
+        return path / latest.read_text(encoding="utf-8").strip()
+    raise UserError(
+        f"{path}: no model in it (no final/, no complete checkpoint, no config.json with model.safetensors)"
+    )
+
+
+def _read(source: Path) -> tuple[State, ModelConfig, Path]:
+    """Weights, shape, and where the tokenizer should be."""
+    if source.is_file():
+        state, config = upstream.load_pth(source)
+        return state, config, source.parent
+    if (source / "config.json").is_file():
+        state, config = huggingface.load_pretrained(source)
+        return state, config, source
+    return _read_checkpoint(source)
+
+
+def _tokenizer(path: Path, source: Path) -> Tokenizer:
+    if path.is_dir() and not (path / FILE_NAME).is_file():
+        raise UserError(
+            f"{source}: no {FILE_NAME} in {path}; give the tokenizer that the model was trained with"
+        )
+    return Tokenizer.load(path)
+
+
+def _checkpoint_file(path: Path) -> Path | None:
+    """DeepSpeed's file with the module's weights in a checkpoint directory (or in its tag's directory)."""
+    if not path.is_dir():
+        return None
+    return next(
+        (file for file in (path / MODEL_STATES, *sorted(path.glob(f"*/{MODEL_STATES}"))) if file.is_file()),
+        None,
+    )
+
+
+def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
+    file = _checkpoint_file(path)
+    assert file is not None, "callers go through _resolve"
+    run_dir = next((parent for parent in path.resolve().parents if (parent / "config.yaml").is_file()), None)
+    if run_dir is None:
+        raise UserError(
+            f"{path}: a checkpoint needs its run's config.yaml above it; keep it inside the run directory"
+        )
+    from minimind.config import load_run_config
+
+    run = load_run_config(run_dir / "config.yaml")
+    state = upstream.read_torch(file).get("module")
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: not a DeepSpeed checkpoint (it has no weights under 'module')")
+    weights = {name: value.contiguous() for name, value in state.items()}
+    beside = run_dir / FILE_NAME
+    return weights, run.model, beside if beside.is_file() else run.tokenizer or run_dir

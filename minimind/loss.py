@@ -1,0 +1,130 @@
+"""Cross-entropy of a large vocabulary without ever holding its fp32 logits.
+
+Contract: the SUM over trainable tokens of ``logsumexp(logits) - logits[label]``, a 0-d fp32 tensor, always
+connected to the graph (with no trainable token it is zero and so are its gradients, never None). Nothing is
+divided here; the training step divides, once.
+
+As in Liger Kernel, the gradient is taken chunk by chunk in the forward pass, while the chunk's logits
+exist, so that logits are computed once; the backward pass only multiplies by the incoming gradient, which
+must be a scalar (loss scale, 1 / tokens).
+
+Half precision. Logits come out of the matrix product in the dtype of the weights and are widened to fp32
+before the logsumexp. The gradient kept is that of the bare sum, so its entries are probabilities: in [-1,
+1], and below fp16's smallest number (6e-8) they would vanish before any loss scale could save them. In fp16
+they are therefore multiplied by 1024 before they are rounded, and divided again, in fp32, when the incoming
+gradient is known: entries down to 6e-11 survive, and no hidden gradient can overflow, since it is at most
+2048 times the largest weight. The sum over tokens for the weight has no such bound (a frequent token), so
+it is accumulated in fp32. Overflow after multiplying by a loss scale shows as inf, which is what a dynamic
+loss scaler looks for.
+
+Weaknesses: not differentiable twice; on a GPU all tokens are computed, trainable or not (choosing them
+would stall the stream).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from minimind.ops import apply, linear, through_fp32
+
+IGNORE = -100
+FP16_GRADIENT_SCALE = 1024.0
+
+
+def chunk_tokens(device: torch.device, vocab_size: int) -> int:
+    """Tokens per chunk: about 16 MB of fp32 logits on a CPU (stays in cache), 256 MB on a GPU."""
+    budget = 2**22 if device.type == "cpu" else 2**26
+    return max(64, budget // vocab_size)
+
+
+def _product_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of half tensors as fp32, without rounding to half in between."""
+    if a.device.type == "cuda" and a.dtype != torch.float32:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+def _chunk_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """fp32 logits [n, V], labels [n] -> summed loss, and logsumexp, trainable, label (0 if ignored), each [n, 1]."""
+    trainable = (labels != IGNORE)[:, None]
+    target = labels.clamp(min=0)[:, None]
+    logsumexp = torch.logsumexp(logits, dim=-1, keepdim=True)
+    losses = (logsumexp - logits.gather(1, target)).masked_fill_(~trainable, 0.0)
+    return losses.sum(), logsumexp, trainable, target
+
+
+def _logits_gradient(
+    logits: Tensor, logsumexp: Tensor, trainable: Tensor, target: Tensor, scale: float
+) -> Tensor:
+    """Turn fp32 logits in place into ``scale * (softmax - one_hot(target))``, zero where not trainable."""
+    grad = logits.sub_(logsumexp).exp_()
+    grad.scatter_add_(1, target, grad.new_full((), -1.0).expand(target.shape))
+    return grad.mul_(trainable * scale)
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
+        ctx.scale = FP16_GRADIENT_SCALE if hidden.dtype == torch.float16 else 1.0
+        wide = weight.float() if through_fp32(hidden) else weight
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for start in range(0, hidden.shape[0], chunk):
+            piece = slice(start, start + chunk)
+            part = hidden[piece].to(wide.dtype)
+            logits = F.linear(part, wide).to(hidden.dtype).float()
+            loss, logsumexp, trainable, target = _chunk_loss(logits, labels[piece])
+            total += loss
+            grad32 = _logits_gradient(logits, logsumexp, trainable, target, ctx.scale)
+            grad = grad32.to(hidden.dtype).to(wide.dtype)
+            grad_hidden[piece] = grad @ wide
+            if grad.dtype == torch.float32:
+                grad_weight.addmm_(grad.t(), part)
+            else:
+                grad_weight += _product_fp32(grad.t(), part)
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.weight_dtype = weight.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        factor = grad_output.float() / ctx.scale
+        scaled_hidden = (grad_hidden * factor if grad_hidden.dtype == torch.float32
+                         else (grad_hidden.float() * factor).to(grad_hidden.dtype))  # fmt: skip
+        return scaled_hidden, (grad_weight * factor).to(ctx.weight_dtype), None, None
+
+
+def _loss_only(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    for start in range(0, hidden.shape[0], chunk):
+        piece = slice(start, start + chunk)
+        total += _chunk_loss(linear(hidden[piece], weight).float(), labels[piece])[0]
+    return total
+
+
+def summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None = None) -> Tensor:
+    """Sum of the cross-entropy of ``hidden [..., H] @ weight [V, H].T`` against ``labels [...]`` (-100: not
+    trained).
+
+    ``chunk`` is the number of tokens whose logits exist at once (default: ``chunk_tokens``); it changes the
+    result by rounding only. A label outside the vocabulary is an error on a CPU and undefined on a GPU, as
+    in torch.
+    """
+    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
+        keep = labels != IGNORE
+        if not bool(keep.all()):
+            # Fine-tuning trains perhaps a third of the tokens: the others need no logits at all.
+            hidden, labels = hidden[keep], labels[keep]
+    chunk = chunk or chunk_tokens(hidden.device, weight.shape[0])
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        return apply(_SummedCrossEntropy, hidden, weight, labels, chunk)
+    return _loss_only(hidden, weight, labels, chunk)

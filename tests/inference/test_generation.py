@@ -1,0 +1,154 @@
+"""Generation: the cache changes nothing, seeds decide, rows of a batch are independent."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from minimind.errors import UserError
+from minimind.inference.generation import Sampler, generate, generate_batch
+from minimind.model import ModelConfig, Transformer
+
+CONFIG = ModelConfig.preset(
+    "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8,
+    max_position_embeddings=60, initializer_range=0.3,
+)  # fmt: skip
+PROMPT = [1, 9, 8, 7, 30]
+PROMPTS = [PROMPT, [1], [1, 5, 40], list(range(20))]
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return Transformer(CONFIG, seed=1).eval()
+
+
+def uncached(model: Transformer, prompt: list[int], count: int) -> list[int]:
+    """Greedy, everything recomputed for each token."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_greedy_with_cache_equals_without(model: Transformer) -> None:
+    answer = list(generate(model, PROMPT, 40, temperature=0))
+    assert answer == uncached(model, PROMPT, 40)
+    assert len(set(answer)) > 3
+
+
+def test_greedy_batch_equals_each_alone(model: Transformer) -> None:
+    assert generate_batch(model, PROMPTS, 20, temperature=0) == [uncached(model, p, 20) for p in PROMPTS]
+
+
+def test_sampled_row_equals_the_prompt_alone(model: Transformer) -> None:
+    rows = generate_batch(model, PROMPTS, 20, seed=7, top_k=20, repetition_penalty=1.3)
+    for i, prompt in enumerate(PROMPTS):
+        assert rows[i] == list(generate(model, prompt, 20, seed=7 + i, top_k=20, repetition_penalty=1.3))
+
+
+def test_stop_ids_end_the_answer_and_are_not_in_it(model: Transformer) -> None:
+    whole = uncached(model, PROMPT, 20)
+    stop = whole[6]
+    expected = whole[: whole.index(stop)]
+    assert list(generate(model, PROMPT, 20, temperature=0, stop_ids=[stop])) == expected
+    batch = generate_batch(model, [PROMPT, PROMPTS[3]], 20, temperature=0, stop_ids=[stop])
+    assert batch[0] == expected
+    other = uncached(model, PROMPTS[3], 20)
+    assert batch[1] == (other[: other.index(stop)] if stop in other else other)
+
+
+def test_seed_decides_and_the_global_state_is_left_alone(model: Transformer) -> None:
+    before = torch.get_rng_state()
+    first, again, other = (list(generate(model, PROMPT, 30, temperature=1.0, seed=s)) for s in (3, 3, 4))
+    assert first == again != other
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_streams_one_token_at_a_time(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    original = model.next_logits
+
+    def spy(ids: Tensor, cache: object) -> Tensor:
+        calls.append(ids.shape[1])
+        return original(ids, cache)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model, "next_logits", spy)
+    stream = generate(model, PROMPT, 10, temperature=0)
+    assert calls == []
+    next(stream)
+    assert calls == [5]
+    next(stream)
+    assert calls == [5, 1]
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_ends_at_the_last_position(model: Transformer) -> None:
+    assert len(list(generate(model, PROMPT, 1000, temperature=0))) == 55
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "words"),
+    [
+        ([], {}, "empty"),
+        ([1] * 60, {}, "60 tokens"),
+        ([1], {"temperature": -1}, "temperature"),
+        ([1], {"top_p": 0}, "top_p"),
+        ([1], {"top_k": -1}, "top_k"),
+        ([1], {"repetition_penalty": 0}, "repetition_penalty"),
+    ],
+)
+def test_impossible_requests_are_refused_at_once(
+    model: Transformer, prompt: list[int], settings: dict[str, float], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        generate(model, prompt, 5, **settings)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=words):
+        generate_batch(model, [prompt], 5, **settings)  # type: ignore[arg-type]
+
+
+def draws(sampler: Sampler, logits: Tensor, seen: Tensor | None = None, count: int = 400) -> Counter[int]:
+    generator = torch.Generator().manual_seed(0)
+    return Counter(sampler.choose(logits, seen, generator) for _ in range(count))
+
+
+LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+
+
+def test_sampling_follows_the_distribution() -> None:
+    counts = draws(Sampler(1.0, 1.0), LOGITS, count=4000)
+    for token, probability in enumerate((0.5, 0.3, 0.15, 0.05)):
+        assert counts[token] / 4000 == pytest.approx(probability, abs=0.03)
+
+
+def test_low_temperature_sharpens() -> None:
+    counts = draws(Sampler(0.5, 1.0), LOGITS, count=4000)
+    assert counts[0] / 4000 == pytest.approx(0.25 / (0.25 + 0.09 + 0.0225 + 0.0025), abs=0.03)
+
+
+def test_top_k_and_top_p_cut_the_tail() -> None:
+    assert set(draws(Sampler(1.0, 1.0, top_k=2), LOGITS)) == {0, 1}
+    assert set(draws(Sampler(1.0, 0.6), LOGITS)) == {0, 1}  # 0.5 does not reach 0.6, so the next one stays
+    assert set(draws(Sampler(1.0, 0.01), LOGITS)) == {0}
+
+
+def test_repetition_penalty_weakens_what_was_seen() -> None:
+    seen = torch.tensor([True, False, False, False])
+    assert Sampler(0, repetition_penalty=3.0).choose(LOGITS, seen, None) == 1
+    assert Sampler(0, repetition_penalty=3.0).choose(LOGITS + 5, seen, None) == 1
+
+
+def test_sampler_agrees_with_transformers() -> None:
+    """The same filtered distribution as transformers' processors in the same order."""
+    lp = pytest.importorskip("transformers.generation.logits_process")
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 3
+    steps = [lp.TemperatureLogitsWarper(0.7), lp.TopKLogitsWarper(20), lp.TopPLogitsWarper(0.9)]
+    theirs = logits
+    for step in steps:
+        theirs = step(None, theirs)
+    ours = Sampler(0.7, 0.9, 20)._probabilities(logits[0] / 0.7)
+    torch.testing.assert_close(ours / ours.sum(), theirs.softmax(-1)[0], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,178 @@
+"""The exported directory: transformers gets the same logits, ids and chat strings; foreign ones are read or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minimind.chat import Turn, as_text, prompt_ids, render
+from minimind.errors import UserError
+from minimind.interop.huggingface import llama_config, load_pretrained, read_config, save_pretrained
+from minimind.model import ModelConfig, Transformer
+from minimind.tokenizer import Tokenizer, train_tokenizer
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = (
+    "the quick brown fox jumps over a lazy dog while seven wizards banana anna aaa aa hello world "
+    "你好 世界 学习 模型 训练"
+)
+TEXTS = [f"{a} {b}{i}，{b} {a}.\n    {a}aa{b}" for i, a in enumerate(WORDS.split()) for b in WORDS.split()]
+SAMPLES = [
+    "", " ", "  two  spaces ", "aaaaaaaaaa", "banananana", "hello world\n\n\tfox", "你好，世界！学习模型。",
+    "１２３ 4567 \U0001f600 ﬁ é \x00\r\n", "a\u2581b \u2581", "<s> </s> <unk> <pad>", "unseen: ξ漢𠮷",
+]  # fmt: skip
+TURNS = [
+    Turn("system", "be brief"),
+    Turn("user", "hello\nfox 12"),
+    Turn("assistant", "你好 aaa"),
+    Turn("user", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(train_tokenizer(TEXTS, tmp_path_factory.mktemp("tokenizer"), 480))
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return Transformer(ModelConfig.preset("tiny", vocab_size=480, num_hidden_layers=2), seed=3)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, model: Transformer, tokenizer: Tokenizer) -> Path:
+    directory = tmp_path_factory.mktemp("run") / "final"
+    save_pretrained(model.state_dict(), model.config, tokenizer, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def theirs(exported: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(exported)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_transformers_loads_the_same_model(
+    tmp_path: Path, model: Transformer, tokenizer: Tokenizer, dtype: torch.dtype
+) -> None:
+    state = {name: value.to(dtype) for name, value in model.state_dict().items()}
+    save_pretrained(state, model.config, tokenizer, tmp_path)
+    llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(llama).__name__ == "LlamaForCausalLM"
+    assert llama.dtype == dtype
+    ids = torch.randint(0, 480, (2, 40), generator=torch.Generator().manual_seed(0))
+    ours = Transformer(model.config, seed=None)
+    ours.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), llama.float()(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_generation_config_ends_answers(exported: Path, tokenizer: Tokenizer) -> None:
+    config = transformers.GenerationConfig.from_pretrained(exported)
+    assert set(config.eos_token_id) == {tokenizer.eos_id, tokenizer.im_end_id}
+    assert (config.bos_token_id, config.pad_token_id) == (tokenizer.bos_id, tokenizer.pad_id)
+
+
+@pytest.mark.parametrize("text", [*SAMPLES, *TEXTS[::40]])
+def test_same_ids_and_text(theirs: Any, tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert theirs(text)["input_ids"] == ids
+    assert theirs(text, add_special_tokens=False)["input_ids"] == ids
+    assert theirs.decode(ids) == text
+
+
+def test_same_chat(theirs: Any, tokenizer: Tokenizer) -> None:
+    messages = [{"role": turn.role, "content": turn.content} for turn in TURNS]
+    assert theirs.apply_chat_template(messages, tokenize=False) == theirs.bos_token + as_text(TURNS)
+    assert theirs.apply_chat_template(messages)["input_ids"] == render(TURNS, tokenizer).ids
+    prompted = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert prompted == prompt_ids(TURNS, tokenizer)
+
+
+def test_same_special_tokens(theirs: Any, tokenizer: Tokenizer) -> None:
+    assert len(theirs) == tokenizer.vocab_size
+    ids = (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id)
+    assert ids == (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+    assert theirs.convert_tokens_to_ids("<|im_start|>") == tokenizer.im_start_id
+    assert theirs.convert_tokens_to_ids("<|im_end|>") == tokenizer.im_end_id
+
+
+def test_round_trip(exported: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    state, config = load_pretrained(exported)
+    assert config == model.config
+    assert Tokenizer.load(exported).fingerprint == tokenizer.fingerprint
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_reads_what_transformers_writes_sharded_and_untied(tmp_path: Path) -> None:
+    config = ModelConfig.preset("tiny", vocab_size=480, num_hidden_layers=2, tie_word_embeddings=False)
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config.model_dump()))
+    llama.save_pretrained(tmp_path, max_shard_size="300KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    state, read = load_pretrained(tmp_path)
+    assert read == config
+    ours = Transformer(read, seed=None)
+    ours.load_state_dict(state)
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), llama.eval()(ids).logits, rtol=0, atol=1e-5)
+
+
+def test_an_interrupted_export_is_not_taken_for_a_model(
+    tmp_path: Path, model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_pretrained(model.state_dict(), model.config, tokenizer, tmp_path)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("minimind.interop.huggingface.save_file", fail)
+    with pytest.raises(OSError, match="No space"):
+        save_pretrained(model.state_dict(), model.config, tokenizer, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "qwen3"}, "qwen3"),
+        ({"attention_bias": True}, "attention biases"),
+        ({"mlp_bias": True}, "MLP biases"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_scaling": {"type": "yarn", "factor": 16}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3"),
+        ({"use_moe": True}, "mixture of experts"),
+        ({"num_key_value_heads": 3}, "multiple"),
+    ],
+)
+def test_other_architectures_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    raw = llama_config(ModelConfig.preset("tiny"), torch.float32) | changes
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=words):
+        read_config(tmp_path / "config.json")
+
+
+def test_defaults_of_a_foreign_llama(tmp_path: Path) -> None:
+    """What a config.json leaves out has Llama's defaults, not ours."""
+    raw = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
+           "num_attention_heads": 4, "intermediate_size": 64}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config, reference = read_config(tmp_path / "config.json"), transformers.LlamaConfig(**raw)
+    assert config.num_key_value_heads == reference.num_key_value_heads == 4
+    assert config.rms_norm_eps == reference.rms_norm_eps
+    assert config.tie_word_embeddings == reference.tie_word_embeddings
+    assert config.rope_theta == reference.rope_parameters["rope_theta"]
+    assert config.head_dim == reference.head_dim
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\xff"])
+def test_malformed_config(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_pretrained(tmp_path)
