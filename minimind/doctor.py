@@ -1,0 +1,274 @@
+"""``minimind doctor``: is this machine ready, and would this config start? Nothing is changed and nothing is
+built.
+
+A check is a small function that returns what it saw; only ``run_doctor`` prints. "bad" stops a run, "note" does
+not.
+Weakness: it looks at this machine only; the other nodes of a multi-node run need their own doctor.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from minimind.config import load_run_config
+from minimind.errors import UserError
+from minimind.hardware import Hardware, choose_config, detect
+from minimind.training.deepspeed_config import Resolved, resolve
+
+TESTED_DEEPSPEED = "0.19.8"
+REQUIRED = (
+    "torch",
+    "deepspeed",
+    "sentencepiece",
+    "numpy",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "typer",
+    "rich",
+    "matplotlib",
+)
+OPTIONAL = {
+    "wandb": "report_to: wandb",
+    "bitsandbytes": "AdamW8bit (ds_configs/adamw8bit.json)",
+    "transformers": "checking an export against Hugging Face",
+}
+STALE_LOCK_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report; ``advice`` says what to do unless all is well."""
+
+    name: str
+    status: Literal["ok", "note", "bad"]
+    seen: str
+    advice: str = ""
+
+
+def check_python() -> Check:
+    """Python 3.10 or newer."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 10):  # noqa: UP036 (the check is for people who run it on an old one)
+        return Check("python", "bad", version, "use Python 3.10 or newer")
+    return Check("python", "ok", f"{version} at {sys.executable}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_packages() -> list[Check]:
+    """Required and optional packages and their versions; DeepSpeed's must be the tested one, or it is said."""
+    versions = {name: _version(name) for name in REQUIRED}
+    missing = [name for name, version in versions.items() if version is None]
+    checks = [
+        Check(
+            "packages",
+            "bad",
+            f"missing: {', '.join(missing)}",
+            "run `make`, or pip install -e . -c constraints.txt",
+        )
+        if missing
+        else Check(
+            "packages",
+            "ok",
+            ", ".join(f"{name} {versions[name]}" for name in ("torch", "numpy", "sentencepiece")),
+        )
+    ]
+    if (deepspeed := versions["deepspeed"]) is not None:
+        same = deepspeed == TESTED_DEEPSPEED
+        advice = (
+            f"this project corrects what {TESTED_DEEPSPEED} does: pip install deepspeed=={TESTED_DEEPSPEED}"
+        )
+        checks.append(Check("deepspeed", "ok" if same else "note", deepspeed, "" if same else advice))
+    for name, purpose in OPTIONAL.items():
+        if _version(name) is None:
+            checks.append(Check(name, "note", "not installed", f"needed only for {purpose}"))
+    return checks
+
+
+def check_launcher() -> Check:
+    """The deepspeed launcher of this environment, and no other one before it on PATH."""
+    ours, first = Path(sys.executable).parent / "deepspeed", shutil.which("deepspeed")
+    if not ours.exists():
+        return Check(
+            "launcher",
+            "bad",
+            "no deepspeed command beside python",
+            "pip install deepspeed in this environment",
+        )
+    if first is None:
+        return Check(
+            "launcher", "note", f"{ours} (not on PATH)", f"activate the environment: . {ours.parent}/activate"
+        )
+    if Path(first).resolve() != ours.resolve():
+        return Check(
+            "launcher", "note", f"`deepspeed` means {first}", f"it is another environment's; use {ours}"
+        )
+    return Check("launcher", "ok", str(ours))
+
+
+def check_hardware(hardware: Hardware) -> list[Check]:
+    """The device, and the JSON that suits it."""
+    path, reason = choose_config(hardware)
+    return [Check("device", "ok", hardware.describe()), Check("suits it", "ok", f"{path}: {reason}")]
+
+
+def check_visible_devices(hardware: Hardware) -> Check:
+    """On a machine without GPUs the launcher takes any CUDA_VISIBLE_DEVICES for a list of slots and stops."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if hardware.device_type == "cpu" and value:
+        return Check(
+            "CUDA devices", "bad", f'CUDA_VISIBLE_DEVICES="{value}" on a machine without a GPU',
+            "unset CUDA_VISIBLE_DEVICES: the deepspeed launcher would look for those slots and stop",
+        )  # fmt: skip
+    return Check("CUDA devices", "ok", f'CUDA_VISIBLE_DEVICES="{value}"' if value else "all that are visible")
+
+
+def check_compiler() -> Check:
+    """DeepSpeedCPUAdam (offload) is compiled at first use; nothing else in this project needs a compiler."""
+    compiler, ninja = shutil.which(os.environ.get("CXX", "g++")), importlib.util.find_spec("ninja")
+    if compiler is None or ninja is None:
+        lack = "C++ compiler" if compiler is None else "ninja"
+        return Check(
+            "compiler",
+            "note",
+            f"no {lack}",
+            "needed only for *_offload.json: apt install g++, pip install ninja",
+        )
+    return Check("compiler", "ok", compiler)
+
+
+def extensions_directory() -> Path:
+    """Where torch builds extensions."""
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
+
+
+def check_stale_locks(now: float | None = None) -> Check:
+    """A build that was killed leaves a lock, and every later run waits for it for ever."""
+    now = time.time() if now is None else now
+    locks = [
+        path
+        for path in extensions_directory().glob("**/lock")
+        if now - path.stat().st_mtime > STALE_LOCK_SECONDS
+    ]
+    if locks:
+        names = ", ".join(map(str, locks))
+        return Check("build locks", "bad", f"stale: {names}", f"no build is that slow; delete: rm {names}")
+    return Check("build locks", "ok", "none")
+
+
+def check_disk(directory: Path, need: int = 2**31) -> Check:
+    """Room for checkpoints: a 26M checkpoint takes about 0.4 GB."""
+    existing = next(path for path in [directory, *directory.parents] if path.exists())
+    free = shutil.disk_usage(existing).free
+    seen = f"{free / 2**30:.1f} GiB free for {directory}"
+    if free < need:
+        return Check("disk", "bad", seen, "free some space, or set output_dir: checkpoints need about 2 GiB")
+    return Check("disk", "ok", seen)
+
+
+def check_resolved(resolved: Resolved) -> list[Check]:
+    """What a valid config needs from this machine."""
+    checks = []
+    if resolved.offload and check_compiler().status != "ok":
+        checks.append(
+            Check(
+                "offload",
+                "bad",
+                "DeepSpeedCPUAdam must be compiled, and there is no compiler",
+                check_compiler().advice,
+            )
+        )
+    if resolved.optimizer.type == "AdamW8bit" and _version("bitsandbytes") is None:
+        checks.append(
+            Check("AdamW8bit", "bad", "bitsandbytes is not installed", "pip install 'minimind[bnb]'")
+        )
+    if (
+        resolved.config.get("tensorboard", {}).get("enabled")
+        and importlib.util.find_spec("tensorboard") is None
+    ):
+        checks.append(
+            Check(
+                "tensorboard",
+                "bad",
+                "the JSON switches it on, and it is not installed",
+                "pip install tensorboard",
+            )
+        )
+    if resolved.offload:
+        checks += _check_memlock(resolved)
+    return checks
+
+
+def _check_memlock(resolved: Resolved) -> list[Check]:
+    """Pinned buffers must fit the limit on locked memory (`ulimit -l`)."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return []
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pinned = resolved.config["zero_optimization"]["offload_optimizer"].get("pin_memory", True)
+    if pinned and soft != resource.RLIM_INFINITY and soft < 2**29:
+        seen = f"ulimit -l is {soft / 2**20:.0f} MiB and offload pins its buffers"
+        return [Check("memlock", "note", seen, 'raise it, or set "pin_memory": false')]
+    return []
+
+
+def check_config(
+    path: Path, config: Path | None, overrides: Sequence[str], world_size: int, hardware: Hardware
+) -> list[Check]:
+    """The config as a run would resolve it: its problems, or the batch explained and its findings."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such DeepSpeed config")
+    try:
+        run = load_run_config(config, overrides)
+        resolved = resolve(path, run, world_size, hardware, run.emulate_fp16)
+    except UserError as error:
+        lines = [line.removeprefix("  - ") for line in str(error).split("\n")]
+        return [Check("config", "bad", line) for line in (lines[1:] or lines)]
+    offload = ", optimizer in CPU memory" if resolved.offload else ""
+    kind = f"{resolved.precision}, ZeRO stage {resolved.stage}{offload}, {resolved.optimizer.type}"
+    checks = [
+        Check("config", "ok", f"{path}: {kind}, clipping {resolved.gradient_clipping:g}"),
+        Check("batch", "ok", resolved.explain_batch(run.max_seq_length)),
+    ]
+    checks += [Check(finding.code, "note", finding.message, finding.advice) for finding in resolved.findings]
+    return checks + check_resolved(resolved)
+
+
+def run_doctor(
+    deepspeed_config: Path | None = None,
+    config: Path | None = None,
+    overrides: Sequence[str] = (),
+    num_gpus: int = 1,
+    output_dir: Path = Path("runs"),
+    show: Callable[[str], None] = print,
+) -> int:
+    """Print every check; returns 1 if one is bad, else 0. Raises UserError if the config file does not exist."""
+    checks = [check_python(), *check_packages(), check_launcher()]
+    if all(check.status != "bad" for check in checks):  # without torch there is nothing to detect
+        hardware = detect()
+        checks += [*check_hardware(hardware), check_visible_devices(hardware)]
+        checks += [check_compiler(), check_stale_locks(), check_disk(output_dir)]
+        if deepspeed_config is not None:
+            checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware)
+    for check in checks:
+        advice = f"; {check.advice}" if check.advice else ""
+        show(f"{check.status:<5}{check.name:<18}{check.seen}{advice}")
+    bad = sum(check.status == "bad" for check in checks)
+    show(f"{bad} problem{'s' if bad != 1 else ''}" if bad else "ready")
+    return 1 if bad else 0

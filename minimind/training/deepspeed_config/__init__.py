@@ -1,0 +1,13 @@
+"""The DeepSpeed JSON: read, lint, fill "auto", solve the batch triple, explain. ``resolve`` is the way in.
+
+``source`` reads the file with line numbers, ``schema`` lists every known key, ``lint`` checks names, types and
+what is refused, ``precision``, ``zero``, ``batch``, ``optimizer`` and ``scheduler`` each own their part,
+``resolve`` puts them together. Nothing here imports torch or deepspeed.
+"""
+
+from minimind.findings import Finding
+from minimind.hardware import Hardware
+from minimind.training.deepspeed_config.optimizer import OptimizerSpec
+from minimind.training.deepspeed_config.resolve import DEFAULTS, Resolved, resolve
+
+__all__ = ["DEFAULTS", "Finding", "Hardware", "OptimizerSpec", "Resolved", "resolve"]

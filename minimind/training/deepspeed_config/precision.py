@@ -1,0 +1,144 @@
+"""Precision: the ``fp16``, ``bf16`` and ``data_types`` sections against the YAML and the hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minimind.config import RunConfig
+from minimind.hardware import Hardware, best_precision
+from minimind.training.deepspeed_config.lint import AUTO, Draft
+
+
+def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate: bool) -> str:
+    """The precision the JSON asks for, with "auto" filled from the YAML's ``fp16``/``bf16`` or else from the
+    hardware.
+    """
+    _fill_enabled(draft, run, hardware)
+    for name in ("fp16", "bf16"):
+        wanted, given = getattr(run, name), draft.on(name)
+        if wanted is not None and wanted != given:
+            draft.problem(
+                f"{name}.enabled",
+                f"{str(given).lower()} in the JSON but {name} is {str(wanted).lower()} in the "
+                'YAML: make them equal, or write "auto" in the JSON',
+            )
+    if draft.on("fp16") and draft.on("bf16"):
+        draft.problem("fp16.enabled", "fp16 and bf16 are both enabled: keep one")
+    if draft.on("fp16"):
+        _check_fp16(draft, hardware, emulate)
+        return "fp16"
+    if draft.on("bf16"):
+        if not hardware.bf16:
+            better = best_precision(hardware)
+            draft.find(
+                "bf16-slow",
+                f"{hardware.name or hardware.device_type} has no native bf16: correct, but slow",
+                f"use ds_configs/{better}.json for speed",
+            )
+        return "bf16"
+    return "fp32"
+
+
+def _fill_enabled(draft: Draft, run: RunConfig, hardware: Hardware) -> None:
+    """``"enabled": "auto"`` -> the YAML's flag; unset there, Hugging Face would say false (fp32), we take the
+    hardware's.
+    """
+    open_sections = [name for name in ("bf16", "fp16") if draft.get(f"{name}.enabled") == AUTO]
+    if not open_sections:
+        return
+    taken = draft.on("fp16") or draft.on("bf16") or run.fp16 is True or run.bf16 is True
+    native = [name for name in open_sections if getattr(hardware, name) and getattr(run, name) is not False]
+    for name in open_sections:
+        wish = getattr(run, name)
+        draft.set(f"{name}.enabled", wish if wish is not None else not taken and native[:1] == [name])
+    if not taken:
+        chosen = next((name for name in open_sections if draft.on(name)), "fp32")
+        draft.find(
+            "precision-auto",
+            f'"auto" precision: {chosen}, by the hardware ({hardware.describe()})',
+            "set fp16 or bf16 in the YAML, or name the precision in the JSON",
+        )
+
+
+def _check_fp16(draft: Draft, hardware: Hardware, emulate: bool) -> None:
+    device = hardware.name or hardware.device_type
+    if not hardware.fp16 and not emulate:
+        sft = "sft_" if Path(draft.source.name).name.startswith("sft_") else ""
+        draft.problem(
+            "fp16.enabled",
+            f"{device} has no fp16: use ds_configs/{sft}{best_precision(hardware)}.json, or add --emulate-fp16 to try "
+            "this config slowly",
+        )
+    elif not hardware.fp16:
+        draft.find(
+            "fp16-emulated", f"{device} has no fp16: it is emulated", "for trying out a config, not for speed"
+        )
+    _check_loss_scale(draft)
+
+
+def _check_loss_scale(draft: Draft) -> None:
+    power, scale = draft.get("fp16.initial_scale_power", 16), draft.get("fp16.loss_scale", 0)
+    lowest, window = draft.get("fp16.min_loss_scale", 1), draft.get("fp16.loss_scale_window", 1000)
+    if not all(isinstance(value, (int, float)) for value in (power, scale, lowest, window)):
+        return  # "auto": DeepSpeed's default
+    if scale < 0:
+        draft.problem(
+            "fp16.loss_scale", f"{scale} is negative: 0 means dynamic, a positive number a fixed scale"
+        )
+    if scale != 0:
+        return
+    if power > 20:
+        draft.find(
+            "scale-power-high",
+            f"fp16.initial_scale_power {power}: the first {power - 16} or so steps will overflow "
+            "and be skipped",
+            "use 16, the scale finds its level by itself",
+            initial_scale_power=power,
+        )
+    if lowest <= 0 or window <= 0:
+        draft.problem("fp16", f"min_loss_scale ({lowest}) and loss_scale_window ({window}) must be positive")
+    elif 2.0**power < lowest:
+        draft.problem(
+            "fp16.initial_scale_power",
+            f"the first scale 2^{power} is below min_loss_scale {lowest}: raise it",
+        )
+    if draft.get("fp16.hysteresis", 2) == 0:
+        draft.problem(
+            "fp16.hysteresis",
+            "0 means that DeepSpeed never lowers the scale, so one overflow skips every later "
+            "step: use 1 or more",
+        )
+
+
+def resolve_data_types(draft: Draft, precision: str, stage: int) -> None:
+    """fp32 gradient accumulation for bf16 where DeepSpeed has it (ZeRO 1 and 2); refuse the mixes that it
+    lacks.
+    """
+    given = draft.get("data_types.grad_accum_dtype")
+    given = None if given == AUTO else given
+    names = {
+        "fp16": ("fp16", "float16", "half"),
+        "bf16": ("bf16", "bfloat16"),
+        "fp32": ("fp32", "float32", "float"),
+    }
+    short = next((name for name, words in names.items() if str(given).removeprefix("torch.") in words), given)
+    if precision == "bf16" and stage >= 1 and given is None:
+        draft.set("data_types.grad_accum_dtype", "fp32")
+    elif precision == "bf16" and stage == 0 and given is None:
+        draft.find(
+            "bf16-accumulation",
+            "bf16 at ZeRO stage 0 accumulates gradients in bf16: DeepSpeed has fp32 accumulation only "
+            "from stage 1 on",
+            'write "zero_optimization": {"stage": 1}',
+        )
+    elif stage == 0 and short not in (None, precision):
+        draft.problem(
+            "data_types.grad_accum_dtype",
+            f"{given} with {precision} needs ZeRO stage 1 or 2 (at stage 0 DeepSpeed "
+            "stops with NotImplementedError): set the stage or delete it",
+        )
+    parameters = draft.get("data_types.param_dtype")
+    if parameters not in (None, AUTO) and str(parameters).removeprefix("torch.") not in names[precision]:
+        draft.problem(
+            "data_types.param_dtype", f"{parameters} contradicts the enabled precision {precision}: delete it"
+        )

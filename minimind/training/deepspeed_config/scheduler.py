@@ -1,0 +1,121 @@
+"""A ``scheduler`` section in a user's JSON: honoured as DeepSpeed runs it, and said what that is.
+
+Without the section the trainer's own schedule (``schedule.py``) runs. DeepSpeed's warmup schedulers train the
+first steps at learning rate 0 and shape the warmup logarithmically by default; the numbers in the findings are
+checked against the installed DeepSpeed in the tests.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from minimind.config import RunConfig
+from minimind.problems import nearest
+from minimind.training.deepspeed_config.lint import AUTO, Draft, check_params
+from minimind.training.deepspeed_config.optimizer import OptimizerSpec
+from minimind.training.deepspeed_config.schema import SCHEDULERS
+
+# DeepSpeed's name -> what the YAML would call its shape after warmup
+_SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def resolve_scheduler(draft: Draft, run: RunConfig, optimizer: OptimizerSpec | None) -> dict[str, Any] | None:
+    """The section with "auto" filled where the YAML knows it; step counts may stay "auto" until the data is
+    known.
+    """
+    kind = draft.get("scheduler.type")
+    if "scheduler" not in draft.values or kind is None:
+        draft.values.pop("scheduler", None)
+        return None
+    if kind not in SCHEDULERS:
+        draft.problem(
+            "scheduler.type",
+            f'"{kind}"{nearest(str(kind), SCHEDULERS)}: DeepSpeed\'s own are {", ".join(SCHEDULERS)}; '
+            "torch schedulers by name fail under ZeRO and fp16: delete the section and set lr_scheduler_type in the "
+            "YAML",
+        )
+        return None
+    check_params(draft, "scheduler", SCHEDULERS[kind], kind)
+    params = draft.values["scheduler"].setdefault("params", {})
+    if not isinstance(params, dict):
+        return None
+    _compare_with_yaml(draft, run, kind, params)
+    rate = optimizer.params["lr"] if optimizer else run.learning_rate or 1e-3
+    if params.get("warmup_min_lr") == AUTO:
+        params["warmup_min_lr"] = 0
+    if params.get("warmup_max_lr") == AUTO or (kind == "WarmupDecayLR" and "warmup_max_lr" not in params):
+        params["warmup_max_lr"] = rate  # WarmupDecayLR's own default is 0.001 whatever the optimizer says
+    if kind in ("WarmupDecayLR", "WarmupCosineLR"):
+        params.setdefault("total_num_steps", AUTO)
+    _check_params(draft, kind, params)
+    draft.find(
+        "scheduler-deepspeed",
+        f"the JSON's {kind} runs as DeepSpeed runs it: {_first_steps(kind, params, rate)}",
+        'delete "scheduler" to use the YAML\'s schedule, which starts at its first warmup step',
+    )
+    return {"type": kind, "params": params}
+
+
+def _compare_with_yaml(draft: Draft, run: RunConfig, kind: str, params: dict[str, Any]) -> None:
+    if "lr_scheduler_type" in run.explicit and _SHAPES.get(kind) != run.lr_scheduler_type:
+        draft.problem(
+            "scheduler.type",
+            f"{kind} in the JSON but lr_scheduler_type is {run.lr_scheduler_type} in the YAML: delete "
+            "one of them",
+        )
+    pairs = (
+        ("warmup_max_lr", "learning_rate"),
+        ("total_num_steps", "max_steps"),
+        ("warmup_num_steps", "warmup_steps"),
+    )
+    for key, yaml_name in pairs:
+        given, wanted = params.get(key), getattr(run, yaml_name)
+        if isinstance(given, (int, float)) and wanted is not None and given != wanted:
+            draft.problem(
+                f"scheduler.params.{key}",
+                f"{given:g} in the JSON but {yaml_name} is {wanted:g} in the YAML: make them "
+                'equal, or write "auto" in the JSON',
+            )
+
+
+def _check_params(draft: Draft, kind: str, params: dict[str, Any]) -> None:
+    for key in ("warmup_num_steps", "lr_range_test_step_size", "total_num_steps"):
+        value = params.get(key)
+        if isinstance(value, int) and value <= 0:
+            draft.problem(f"scheduler.params.{key}", f"{value}: DeepSpeed wants a positive whole number")
+    missing = [key for key in ("cycle_min_lr", "cycle_max_lr") if kind == "OneCycle" and key not in params]
+    if missing:
+        draft.problem("scheduler.params", f"OneCycle needs {' and '.join(missing)}")
+    if kind == "OneCycle" and params.get("cycle_momentum", True):
+        params["cycle_momentum"] = params.get("cycle_momentum", True)
+
+
+def _first_steps(kind: str, params: dict[str, Any], rate: float) -> str:
+    """What steps 1 and 2 train with (DeepSpeed 0.19.8, each traced in the tests)."""
+    log = params.get("warmup_type", "log") == "log"
+    if kind == "WarmupCosineLR":
+        second = 0.0 if log else rate * float(params.get("warmup_min_ratio", 0.0))
+        shape = "the warmup is logarithmic" if log else "the linear warmup never quite reaches the peak"
+        return f"steps 1 and 2 train at learning rates 0 and {second:g}, and {shape}"
+    if kind in ("WarmupLR", "WarmupDecayLR"):
+        lowest = float(params.get("warmup_min_lr", 0.0) or 0.0)
+        shape = "logarithmic" if log else "linear"
+        return f"steps 1 and 2 both train at learning rate {lowest:g}, and the warmup is {shape}"
+    if kind == "OneCycle":
+        return f"steps 1 and 2 start the first cycle from {params.get('cycle_min_lr')}; the optimizer's lr is not used"
+    start = params.get("lr_range_test_min_lr", 1e-3)
+    return f"the learning rate rises from {start} without end; the optimizer's lr is not used"
+
+
+def fill_total_steps(scheduler: dict[str, Any], total_steps: int, run: RunConfig) -> dict[str, Any]:
+    """A copy with "auto" step counts filled as Hugging Face fills them (warmup at least 1: DeepSpeed refuses
+    0).
+    """
+    filled = copy.deepcopy(scheduler)
+    params = filled["params"]
+    if params.get("total_num_steps") == AUTO:
+        params["total_num_steps"] = total_steps
+    if params.get("warmup_num_steps") == AUTO:
+        params["warmup_num_steps"] = max(1, run.warmup(total_steps))
+    return filled

@@ -1,0 +1,141 @@
+"""The doctor: each check on a made-up machine, and the whole on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minimind import doctor
+from minimind.config import RunConfig
+from minimind.errors import UserError
+from minimind.hardware import Hardware
+from minimind.training.deepspeed_config import resolve
+
+CONFIGS = Path(__file__).parents[1] / "ds_configs"
+CPU = Hardware("cpu", False, False, "Xeon", 2**34)
+GPU = Hardware("cuda", True, True, "GPU", 2**34)
+
+
+def write(path: Path, value: object) -> Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_this_environment_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    lines: list[str] = []
+    assert doctor.run_doctor(CONFIGS / "fp32.json", output_dir=tmp_path, show=lines.append) == 0
+    text = "\n".join(lines)
+    assert lines[-1] == "ready"
+    assert "deepspeed" in text
+    assert "effective batch: 8 micro x 1 accumulation x 1 rank" in text
+
+
+def test_a_bad_config_ends_with_1_and_lists_every_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    path = write(
+        tmp_path / "c.json", {"gradient_acumulation_steps": 8, "amp": {}, "zero_optimization": {"stage": 3}}
+    )
+    lines: list[str] = []
+    assert doctor.run_doctor(path, output_dir=tmp_path, show=lines.append) == 1
+    bad = [line for line in lines if line.startswith("bad")]
+    assert len(bad) == 3
+    assert all("c.json:1: " in line for line in bad)
+    assert lines[-1] == "3 problems"
+
+
+def test_a_missing_config_is_a_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none.json: no such DeepSpeed config"):
+        doctor.run_doctor(tmp_path / "none.json", output_dir=tmp_path, show=lambda line: None)
+
+
+def test_stale_build_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert doctor.check_stale_locks().status == "ok"
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    assert doctor.check_stale_locks().status == "ok"  # a build that is running
+    os.utime(lock, (time.time() - 3600, time.time() - 3600))
+    check = doctor.check_stale_locks()
+    assert check.status == "bad"
+    assert f"rm {lock}" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("value", "hardware", "status"), [("0,1", CPU, "bad"), ("", CPU, "ok"), ("0,1", GPU, "ok")]
+)
+def test_visible_devices(
+    monkeypatch: pytest.MonkeyPatch, value: str, hardware: Hardware, status: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert doctor.check_visible_devices(hardware).status == status
+
+
+def test_disk(tmp_path: Path) -> None:
+    assert doctor.check_disk(tmp_path / "not" / "yet", need=1).status == "ok"
+    assert doctor.check_disk(tmp_path, need=2**60).status == "bad"
+
+
+def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.check_packages()[0].status == "ok"
+    known = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("torch", "wandb") else known(name))
+    checks = {check.name: check for check in doctor.check_packages()}
+    assert checks["packages"].status == "bad"
+    assert "torch" in checks["packages"].seen
+    assert checks["wandb"].status == "note"
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.18.0" if name == "deepspeed" else known(name))
+    checks = {check.name: check for check in doctor.check_packages()}
+    assert checks["deepspeed"].status == "note"
+    assert doctor.TESTED_DEEPSPEED in checks["deepspeed"].advice
+
+
+def test_the_tested_version_is_the_pinned_one() -> None:
+    pins = (Path(__file__).parents[1] / "constraints.txt").read_text(encoding="utf-8")
+    assert f"deepspeed=={doctor.TESTED_DEEPSPEED}" in pins.split()
+
+
+def test_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", str(folder))
+    assert doctor.check_launcher().status == "ok"
+    other = tmp_path / "deepspeed"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{folder}")
+    assert str(other) in doctor.check_launcher().seen
+    monkeypatch.setenv("PATH", "")
+    assert "not on PATH" in doctor.check_launcher().seen
+
+
+def test_what_a_config_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def names(path: Path) -> set[str]:
+        resolved = resolve(path, RunConfig(), 1, GPU)
+        return {check.name for check in doctor.check_resolved(resolved) if check.status == "bad"}
+
+    assert names(CONFIGS / "bf16.json") == set()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    assert names(CONFIGS / "bf16_zero2_offload.json") == {"offload"}
+    assert names(CONFIGS / "adamw8bit.json") == {"AdamW8bit"}
+    monitor = {"gradient_clipping": 1.0, "tensorboard": {"enabled": True}}
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert names(write(tmp_path / "c.json", monitor)) == {"tensorboard"}
+
+
+def test_pinned_memory_and_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    resolved = resolve(CONFIGS / "bf16_zero2_offload.json", RunConfig(), 1, GPU)
+    for limit, names in ((2**20, ["memlock"]), (resource.RLIM_INFINITY, [])):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, limit))
+        assert [check.name for check in doctor._check_memlock(resolved)] == names
