@@ -30,9 +30,8 @@ STEP = StepMetrics(
 
 @dataclass(frozen=True)
 class Held:
-    step: int
     loss: float
-    tokens: int = 100
+    num_tokens: int = 100
     bits_per_byte: float | None = 1.25
 
 
@@ -87,7 +86,7 @@ def test_plain_output_has_no_control_codes_and_no_colour(tmp_path: Path, out: io
     metrics = metrics_to(out, tmp_path)
     metrics.header(SUMMARY)
     metrics.step(STEP)
-    metrics.evaluation(Held(10, 2.1))
+    metrics.evaluation(Held(2.1), 10)
     metrics.finding(Finding("loss-scale-low", "the scale is 64", "use bf16", 10))
     metrics.close(tmp_path / "final")
     assert "\x1b" not in out.getvalue()
@@ -146,7 +145,7 @@ def test_only_rank_0_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     metrics = Metrics(tmp_path, 1, config, 40, wandb_id="kept")
     metrics.header(SUMMARY)
     metrics.step(STEP)
-    metrics.evaluation(Held(10, 2.0))
+    metrics.evaluation(Held(2.0), 10)
     metrics.finding(Finding("a", "b", "c"))
     metrics.close(tmp_path / "final")
     assert list(tmp_path.iterdir()) == []
@@ -167,10 +166,10 @@ def test_a_dry_run_leaves_an_old_run_alone(tmp_path: Path, out: io.StringIO) -> 
 def test_best_is_kept_over_a_resume(tmp_path: Path, out: io.StringIO) -> None:
     first = metrics_to(out, tmp_path)
     first.step(STEP)
-    first.evaluation(Held(10, 2.0))
+    first.evaluation(Held(2.0), 10)
     second = metrics_to(out, tmp_path, resumed_step=10)
     second.step(replace(STEP, step=20))
-    second.evaluation(Held(20, 2.5))
+    second.evaluation(Held(2.5), 20)
     second.close(tmp_path / "final")
     assert [r["best"] for r in records(tmp_path, "eval")] == [True, False]
     assert "held-out 2.5000 (best 2.0000 at step 10)" in out.getvalue()
@@ -227,7 +226,7 @@ def test_a_terminal_gets_one_line_rewritten_in_place(tmp_path: Path, out: io.Str
     metrics = metrics_to(out, tmp_path, terminal=True, width=80)
     for step in range(1, 41):
         metrics.step(replace(STEP, step=step))
-    metrics.evaluation(Held(40, 2.1))
+    metrics.evaluation(Held(2.1), 40)
     metrics.close(None)
     screen = list(_screen(out.getvalue()))
     assert sum("/40  loss" in line for line in screen) == 1

@@ -87,7 +87,7 @@ def test_offline_has_the_numbers_of_metrics_jsonl(tmp_path: Path, capsys: pytest
     metrics.header(SUMMARY)
     for step in (1, 2, 3):
         metrics.step(replace(STEP, step=step, loss=3.0 - step / 10))
-    metrics.evaluation(Held(3, 2.5))
+    metrics.evaluation(Held(2.5), 3)
     metrics.close(tmp_path / "final")
     rows = _rows(tmp_path)
     assert [row["train/loss"] for row in rows if "train/loss" in row] == [2.9, 2.8, 2.7]

@@ -1,0 +1,6 @@
+"""Fine-tune a pretrained model on conversations: `deepspeed launch/sft.py --deepspeed_config ds_configs/sft_bf16.json`."""
+
+from minimind.training.main import main
+
+if __name__ == "__main__":
+    main("sft")

@@ -1,0 +1,160 @@
+"""A training command from its options to its exit code, one phase a function.
+
+Exit codes: 0 finished or stopped as asked, 1 the run failed (post-mortem written), 2 used wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from minimind.config import RunConfig, load_run_config
+from minimind.errors import UserError
+from minimind.hardware import detect
+from minimind.model import Transformer
+from minimind.training import setup
+from minimind.training.arguments import config_options, parse
+from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
+from minimind.training.deepspeed_config import Resolved, resolve
+from minimind.training.engine import Control, Engine, start_processes
+from minimind.training.loop import Run, train
+from minimind.training.metrics import Metrics
+from minimind.training.recorder import Progress
+from minimind.training.run_directory import write_run_files
+from minimind.training.signals import StopRequest
+from minimind.training.summary import summarize
+
+
+def main(kind: str, argv: list[str] | None = None) -> None:
+    """Run ``launch/pretrain.py`` (kind "pretrain") or ``launch/sft.py`` ("sft") and exit."""
+    arguments = parse(kind, argv)
+    try:
+        code = run(kind, arguments)
+    except UserError as error:
+        if arguments.debug:
+            traceback.print_exc()
+        elif os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        code = 2
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def run(kind: str, arguments: argparse.Namespace) -> int:
+    """Configure, prepare, build, train, export."""
+    config, model = configure(kind, arguments)
+    hardware = detect()
+    resolved = resolve(
+        arguments.deepspeed_config,
+        config,
+        int(os.environ.get("WORLD_SIZE", "1")),
+        hardware,
+        emulate_fp16=config.emulate_fp16,
+        num_parameters=config.model.num_parameters(),
+    )
+    start_processes(config.emulate_fp16)
+    control, stop = Control(), StopRequest().install()
+    data = setup.prepare_data(control, kind, config)
+    batches = setup.make_batches(data.train, config, resolved)
+    plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
+    resolved = resolved.with_total_steps(plan.total_steps, config)
+
+    about = describe(config, resolved, data)
+    checkpoint, messages = find_checkpoint(arguments.resume, config.output_dir, about)
+    engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule, config)
+    progress = Progress()
+    if checkpoint is not None:
+        progress = Progress.from_state(engine.load(checkpoint.path)["progress"])
+
+    metrics = Metrics(
+        config.output_dir,
+        engine.rank,
+        config,
+        plan.total_steps,
+        resumed_step=progress.step if checkpoint else None,
+        wandb_id=progress.wandb_id,
+    )
+    metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
+    for finding in [*resolved.findings, *messages]:
+        metrics.finding(finding)
+    if arguments.dry_run:
+        metrics.close(None, reason="dry run")
+        return 0
+    if engine.rank == 0:
+        write_run_files(config.output_dir, config, resolved.config, hardware)
+    protected = {checkpoint.path} if checkpoint else set()
+    reason = train(
+        Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir, about, protected,
+            arguments.overfit_one_batch)
+    )  # fmt: skip
+    final = export(engine, config, data) if reason in ("finished", "early-stop") else None
+    metrics.close(final, reason=reason)
+    engine.close()
+    return 1 if reason == "failed" else 0
+
+
+def configure(kind: str, arguments: argparse.Namespace) -> tuple[RunConfig, Transformer | None]:
+    """The run's configuration and, for fine-tuning, the model to start from (its shape and tokenizer count)."""
+    config = load_run_config(arguments.config, arguments.set, config_options(arguments))
+    if kind == "pretrain":
+        return config, None
+    from minimind.inference.generation import load_model
+
+    model, tokenizer = load_model(arguments.model, "cpu")
+    if "model" in config.explicit and config.model != model.config:
+        raise UserError(f"the model settings differ from those of {arguments.model}; leave `model` out for SFT")
+    path = config.tokenizer or tokenizer.path
+    return config.model_copy(update={"model": model.config, "tokenizer": path}), model
+
+
+def describe(config: RunConfig, resolved: Resolved, data: setup.Data) -> dict[str, Any]:
+    """What a checkpoint must agree with before it may be loaded."""
+    return {
+        "model": config.model.model_dump(),
+        "tokenizer": data.tokenizer.fingerprint,
+        "data": data.train.manifest["key"],
+        "row_length": config.max_seq_length,
+        "rows_per_step": resolved.micro_batch_size * resolved.accumulation * resolved.world_size,
+        "seed": config.seed,
+        "world_size": resolved.world_size,
+        "zero_stage": resolved.stage,
+        "offload": resolved.offload,
+        "precision": resolved.precision,
+        "optimizer": resolved.optimizer.type.lower(),
+    }
+
+
+def find_checkpoint(
+    resume: str | None, run_dir: Path, about: dict[str, Any]
+) -> tuple[Checkpoint | None, list[Any]]:
+    """The checkpoint to go on from (None: a new run) and findings about those that could not be used.
+
+    Raises UserError if there is none, or if it belongs to another run, with the list of differences.
+    """
+    if resume is None:
+        return None, []
+    checkpoint, findings = resolve_resume(Path(resume) if resume else run_dir)
+    theirs = read_about(checkpoint.path)
+    different = [f"{name} (checkpoint {theirs.get(name)}, now {now})" for name, now in about.items()
+                 if theirs.get(name) != now]  # fmt: skip
+    if different:
+        raise UserError(
+            f"{checkpoint.path}: can't resume, these differ: {'; '.join(different)}; "
+            "give the settings of that run, or start a new one without --resume"
+        )
+    return checkpoint, findings
+
+
+def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
+    """Write ``final/`` in Hugging Face layout; all ranks call it."""
+    from minimind.interop.huggingface import save_pretrained
+
+    final = config.output_dir / "final"
+    if engine.rank == 0:
+        save_pretrained(engine.weights(), config.model, data.tokenizer, final)
+    engine.barrier()
+    return final

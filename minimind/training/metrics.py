@@ -1,0 +1,265 @@
+"""Every number of a run: to metrics.jsonl, to the console and to wandb, from one record, so that they never
+disagree.
+
+Contract. Only rank 0 writes; on other ranks every call returns at once. One call of `step` is one line of
+metrics.jsonl, whether the loop calls it at each step or at its log cadence. Nothing in here stops a run: a
+full disk, a missing wandb login or a dead network becomes one finding.
+
+Known weakness: the time to the end (ETA) is the mean pace since the first report; it lags when the pace
+changes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from minimind.findings import Finding
+from minimind.training.console import ConsoleLog, Ending
+from minimind.training.metrics_file import FILE_NAME, MetricsFile, read_metrics
+from minimind.training.tracking import WandbLog
+
+if TYPE_CHECKING:
+    from minimind.config import RunConfig
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One optimizer step as reported: what happened at it, and running totals up to it.
+
+    step: 1-based, optimizer steps attempted. tokens: trainable tokens so far. loss: nats per trainable token,
+    mean over the step's global batch. grad_norm: global L2 norm before clipping, unscaled; None where the engine
+    has none. lr: the rate this step used. loss_scale: None outside fp16. skipped: steps so far whose update was
+    not applied. applied: whether this one was. tokens_per_second: global, over the interval since the last
+    report; None while it can't be trusted (the first interval holds warm-up and compilation). seconds: length of
+    that interval. epoch: epochs so far, fractional.
+    """
+
+    step: int
+    tokens: int
+    loss: float
+    grad_norm: float | None
+    lr: float
+    loss_scale: float | None
+    skipped: int
+    applied: bool
+    tokens_per_second: float | None
+    seconds: float
+    epoch: float
+
+
+class EvalMetrics(Protocol):
+    """What `Metrics.evaluation` reads from a held-out evaluation: nats per token, bits per UTF-8 byte."""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def bits_per_byte(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run is about to do. None means not known beforehand; the header then says n/a or leaves it
+    out.
+    """
+
+    kind: str  # "pretrain" or "sft"
+    model: str  # preset name or "custom"
+    parameters: int
+    vocab_size: int
+    rows: int  # packed rows in an epoch
+    row_length: int
+    fill: float  # share of row positions that hold a token, 0..1
+    epoch_tokens: int  # trainable tokens in an epoch
+    micro_batch_size: int
+    accumulation: int
+    world_size: int
+    total_steps: int
+    epochs: float
+    precision: str
+    zero_stage: int
+    offload: bool
+    deepspeed_config: str
+    optimizer: str  # "AdamW, lr 1e-3, weight decay 0.01"
+    schedule: str  # "cosine to 0.1 of the peak, warmup 24 steps"
+    gradient_clipping: float
+    device: str
+    output_dir: str
+    memory_bytes: int | None = None  # peak per rank, estimated
+    expected_seconds: float | None = None
+    resumed_step: int | None = None
+    store: str | None = (
+        None  # the training store and the seed: with them `minimind samples` finds a step's lines
+    )
+    seed: int | None = None
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.micro_batch_size * self.accumulation * self.world_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Row positions in a full step; its trainable tokens are fewer by padding and, in SFT, by the
+        prompts.
+        """
+        return self.rows_per_step * self.row_length
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where a float can't hold it (above 709 nats)."""
+    if math.isnan(loss):
+        return loss
+    return math.exp(loss) if loss < 709 else math.inf
+
+
+class Metrics:
+    """The one place that a training loop reports to."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        run_config: RunConfig,
+        total_steps: int,
+        resumed_step: int | None = None,
+        wandb_id: str | None = None,
+        dry_run: bool = False,
+        console: ConsoleLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """With `resumed_step` metrics.jsonl is cut back to that step; pass the checkpoint's `wandb_id` with it.
+
+        A dry run prints, and touches neither the disk nor wandb.
+        """
+        self.active = rank == 0
+        self.wandb_id = wandb_id
+        self._wandb: WandbLog | None = None
+        if not self.active:
+            return
+        self._summary: RunSummary | None = None
+        self._total, self._clock, self._started = total_steps, clock, clock()
+        self._first: tuple[int, float] | None = None  # step and time of the first report
+        self._last: StepMetrics | None = None
+        self._evaluated: tuple[int, float] | None = None  # step and loss
+        self._best: tuple[int, float] | None = None
+        self._write_failed = False
+        self._console = console or ConsoleLog(total_steps, run_config.logging_steps)
+        self._file: MetricsFile | None = None
+        if dry_run:
+            return
+        self._file = MetricsFile(run_dir / FILE_NAME, resumed_step)
+        for record in read_metrics(self._file.path):
+            if record["kind"] == "eval" and record.get("loss") is not None:
+                self._remember_eval(record["step"], record["loss"])
+        if run_config.report_to == "wandb":
+            self._wandb = WandbLog(run_dir, run_config, wandb_id)
+            self.wandb_id = self._wandb.id
+
+    def header(self, summary: RunSummary) -> None:
+        """Say what will happen, before it happens."""
+        if not self.active:
+            return
+        self._summary = summary
+        facts = asdict(summary)
+        facts["task"] = facts.pop("kind")  # "kind" names the sort of line
+        self._write("run", {"step": summary.resumed_step or 0, "time": time.time(), **facts})
+        self._console.header(summary)
+
+    def step(self, metrics: StepMetrics) -> None:
+        if not self.active:
+            return
+        record = {**asdict(metrics), "ppl": perplexity(metrics.loss)}
+        self._write("train", record)
+        if self._first is None:
+            self._first = (metrics.step, self._clock())
+        self._last = metrics
+        self._console.step(metrics, record["ppl"], self._eta(metrics.step))
+        self._to_wandb("train", record)
+
+    def evaluation(self, result: EvalMetrics, step: int) -> None:
+        """A held-out evaluation after optimizer step `step`."""
+        if not self.active:
+            return
+        record = {
+            "step": step,
+            "loss": result.loss,
+            "ppl": perplexity(result.loss),
+            "bits_per_byte": result.bits_per_byte,
+            "tokens": result.num_tokens,
+            "best": self._remember_eval(step, result.loss),
+        }
+        self._write("eval", record)
+        self._console.evaluation(record)
+        self._to_wandb("eval", record)
+
+    def finding(self, finding: Finding) -> None:
+        if not self.active:
+            return
+        values = {k: v if math.isfinite(v) else str(v) for k, v in finding.values.items()}
+        self._write("finding", asdict(finding) | {"values": values})
+        self._console.finding(finding)
+        if self._wandb:
+            self._wandb.alert(finding)
+
+    def close(self, model: Path | None = None, reason: str = "finished") -> None:
+        """End the run: where the model is (None: none was written) and what to type next. A second call does
+        nothing.
+        """
+        if not self.active:
+            return
+        self.active = False
+        seconds = self._clock() - self._started
+        step = self._last.step if self._last else 0
+        self._write(
+            "end", {"step": step, "reason": reason, "seconds": round(seconds, 3), "time": time.time()}
+        )
+        if self._wandb:
+            self._wandb.finish(failed=model is None)
+            self._wandb_findings()
+        if self._file:
+            self._file.close()
+        ending = Ending(reason, seconds, model, self._last, self._evaluated, self._best)
+        self._console.close(self._summary, ending)
+
+    def _to_wandb(self, section: str, record: Mapping[str, Any]) -> None:
+        if self._wandb is None:
+            return
+        numbers = {f"{section}/{k}": float(v) for k, v in record.items() if k != "step" and v is not None}
+        self._wandb.log(numbers, record["step"])
+        self._wandb_findings()
+
+    def _wandb_findings(self) -> None:
+        for finding in self._wandb.findings() if self._wandb else ():
+            self._console.finding(finding)
+            self._write("finding", asdict(finding))
+
+    def _remember_eval(self, step: int, loss: float) -> bool:
+        self._evaluated = (step, loss)
+        if math.isnan(loss) or (self._best is not None and loss >= self._best[1]):
+            return False
+        self._best = (step, loss)
+        return True
+
+    def _eta(self, step: int) -> float | None:
+        # From the first report on: compilation and warm-up don't count, evaluations and saves do.
+        if self._first is None or step <= self._first[0]:
+            return None
+        return (self._clock() - self._first[1]) / (step - self._first[0]) * max(self._total - step, 0)
+
+    def _write(self, kind: str, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.append({"kind": kind, **record})
+        except OSError as error:
+            if not self._write_failed:  # said once; the numbers still go to the console and to wandb
+                self._write_failed = True
+                self._console.finding(
+                    Finding("metrics-not-written", str(error), "free space; training goes on")
+                )

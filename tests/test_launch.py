@@ -1,0 +1,124 @@
+"""The real `deepspeed` launcher: two ranks, one line for a wrong command, a stop that loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minimind.launching import deepspeed_command
+from minimind.training.arguments import parse
+from minimind.training.main import run
+from minimind.training.metrics import read_metrics
+from tests.support import DS_CONFIGS, run_ranks
+
+ROOT = Path(__file__).parents[1]
+MODEL = (
+    "model={vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}"
+)
+SETTINGS = [MODEL, "max_seq_length=48", "logging_steps=1", "per_device_train_batch_size=4"]
+CONFIGS = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
+
+
+def arguments(name: str, files: dict[str, Path], out: Path, *more: str) -> list[str]:
+    words = ["--deepspeed_config", str(DS_CONFIGS / name), "--train-file", str(files["pretrain"])]
+    words += ["--tokenizer", str(files["tokenizer"]), "--output-dir", str(out), "--emulate-fp16"]
+    return words + [word for setting in SETTINGS for word in ("--set", setting)] + list(more)
+
+
+def start(words: list[str], ranks: int = 1) -> subprocess.Popen[str]:
+    command = deepspeed_command(ROOT / "launch" / "pretrain.py", words, num_processes=ranks)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def steps(out: Path) -> list[int]:
+    return [record["step"] for record in read_metrics(out / "metrics.jsonl") if record["kind"] == "train"]
+
+
+@pytest.mark.slow
+def test_two_ranks_through_the_launcher_train_as_one_process_does(files: dict[str, Path], tmp_path: Path) -> None:
+    two = start(arguments("fp32.json", files, tmp_path / "two", "--max-steps", "4"), ranks=2)
+    output, _ = two.communicate(timeout=240)
+    assert two.returncode == 0, output
+    halved = ["--max-steps", "4", "--set", "per_device_train_batch_size=8"]
+    one = start([word if word != SETTINGS[-1] else "save_steps=4" for word in
+                 arguments("fp32.json", files, tmp_path / "one", *halved)])  # fmt: skip
+    output, _ = one.communicate(timeout=240)
+    assert one.returncode == 0, output
+    curves = [[record["loss"] for record in read_metrics(tmp_path / name / "metrics.jsonl") if record["kind"] == "train"]
+              for name in ("one", "two")]  # fmt: skip
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+    assert (tmp_path / "two" / "final" / "model.safetensors").is_file()
+
+
+def every_config(files: dict[str, Path], out: Path) -> dict[str, int]:
+    codes = {}
+    for name in CONFIGS:
+        words = arguments(name, files, out / name, "--max-steps", "2", "--set", "save_steps=1")
+        codes[name] = run("pretrain", parse("pretrain", words))
+    return codes
+
+
+@pytest.mark.slow
+def test_every_shipped_json_runs_on_two_ranks(files: dict[str, Path], tmp_path: Path) -> None:
+    first, second = run_ranks(2, every_config, files, tmp_path)
+    assert first == second == dict.fromkeys(CONFIGS, 0)
+    for name in CONFIGS:
+        assert steps(tmp_path / name) == [1, 2], name
+
+
+@pytest.mark.slow
+def test_a_wrong_command_is_one_line_and_exit_code_2(files: dict[str, Path], tmp_path: Path) -> None:
+    process = start(arguments("fp32.json", files, tmp_path, "--set", "learning_rat=1"), ranks=2)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert output.count("error: ") == 1 and 'did you mean "learning_rate"' in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(files: dict[str, Path], tmp_path: Path) -> None:
+    words = arguments("bf16.json", files, tmp_path, "--max-steps", "5000", "--set", "save_steps=5000")
+    process = start(words, ranks=2)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "metrics.jsonl").exists() or len(steps(tmp_path)) < 3:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    os.kill(rank_pid(process, rank=1), signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    last = steps(tmp_path)[-1]
+    assert (tmp_path / "latest").read_text().strip() == f"checkpoints/step-{last:08d}"
+    resumed = start([*words[:-2], "--set", f"save_steps={last + 2}", "--max-steps", str(last + 2), "--resume"], ranks=2)
+    output, _ = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, output
+    assert steps(tmp_path) == list(range(1, last + 3))
+
+
+def rank_pid(process: subprocess.Popen[str], rank: int) -> int:
+    """The pid of a rank, found among the launcher's descendants by its environment."""
+    import psutil
+
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if "pretrain.py" in " ".join(child.cmdline()[:4]) and child.environ().get("RANK") == str(rank):
+            return int(child.pid)
+    raise AssertionError(f"no rank {rank}")
+
+
+def test_python_alone_is_one_rank(files: dict[str, Path], tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    command = [sys.executable, "launch/pretrain.py", *arguments("fp32.json", files, tmp_path, "--max-steps", "2")]
+    result = subprocess.run(command, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True,
+                            text=True, timeout=240)  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert json.loads((tmp_path / "final" / "config.json").read_text())["vocab_size"] == 400

@@ -1,0 +1,204 @@
+"""The whole command on tiny data: every shipped JSON runs, resumes bitwise, stops when asked, and refuses clearly."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minimind.errors import UserError
+from minimind.inference.generation import load_model
+from minimind.tokenizer import Tokenizer
+from minimind.training import loop
+from minimind.training.arguments import parse
+from minimind.training.main import run
+from tests.support import DS_CONFIGS
+
+CONFIGS = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
+MODEL = (
+    "model={vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
+    "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}"
+)
+SMALL = ["--set", MODEL, "--set", "max_seq_length=48", "--set", "logging_steps=1", "--set", "save_steps=2"]
+
+
+@pytest.fixture(autouse=True)
+def _one_rank_with_its_signals(one_rank: None) -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def launch(kind: str, json_name: str, files: dict[str, Path], out: Path, *more: str) -> int:
+    """Run launch/<kind>.py in this process."""
+    arguments = ["--deepspeed_config", str(DS_CONFIGS / json_name), "--output-dir", str(out), "--emulate-fp16"]
+    arguments += ["--train-file", str(files[kind]), "--eval-file", str(files[kind])]
+    arguments += ["--tokenizer", str(files["tokenizer"])] if kind == "pretrain" else []
+    return run(kind, parse(kind, [*arguments, *SMALL, *more] if kind == "pretrain" else [*arguments, *SMALL[2:], *more]))
+
+
+def eager(tmp_path: Path) -> str:
+    """A JSON with a learning rate that suits these tiny models."""
+    path = tmp_path / "eager.json"
+    params = {"lr": 1e-2, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+    optimizer = {"type": "AdamW", "params": params}
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "optimizer": optimizer}))
+    return str(path)
+
+
+def records(out: Path, kind: str = "train") -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def curve(out: Path) -> list[tuple[Any, ...]]:
+    """What must be equal between two runs: everything of a step but its timing."""
+    names = ("step", "tokens", "loss", "grad_norm", "lr", "loss_scale", "skipped", "applied")
+    return [tuple(record[name] for name in names) for record in records(out)]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shipped_json_runs_and_resumes_bitwise(name: str, files: dict[str, Path], tmp_path: Path) -> None:
+    kind = "pretrain"
+    assert launch(kind, name, files, tmp_path / "whole", "--max-steps", "5") == 0
+    # the same run in two parts; the schedule is that of five steps in both
+    whole = curve(tmp_path / "whole")
+    assert [row[0] for row in whole] == [1, 2, 3, 4, 5]
+    original = loop.save
+
+    def stop_after_three(run: loop.Run, best: bool = False) -> None:
+        original(run, best)
+        if run.progress.step == 2:
+            run.stop.requested = True
+
+    loop.save = stop_after_three
+    try:
+        assert launch(kind, name, files, tmp_path / "parts", "--max-steps", "5") == 0
+    finally:
+        loop.save = original
+    assert len(curve(tmp_path / "parts")) == 3 and not (tmp_path / "parts" / "final").exists()
+    assert launch(kind, name, files, tmp_path / "parts", "--max-steps", "5", "--resume") == 0
+    assert curve(tmp_path / "parts") == whole
+    finals = [load_model(tmp_path / part)[0].state_dict() for part in ("whole", "parts")]
+    assert all(torch.equal(finals[0][key], finals[1][key]) for key in finals[0])
+
+
+def test_a_run_directory_holds_what_the_readme_names(files: dict[str, Path], tmp_path: Path) -> None:
+    assert launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "4", "--set", "eval_steps=2") == 0
+    for name in ("config.yaml", "ds_config.json", "environment.json", "metrics.jsonl", "latest", "best", "final"):
+        assert (tmp_path / name).exists(), name
+    assert (tmp_path / "latest").read_text().strip() == "checkpoints/step-00000004"
+    assert [record["step"] for record in records(tmp_path, "eval")] == [2, 4]
+    assert json.loads((tmp_path / "environment.json").read_text())["packages"]["deepspeed"]
+    first = records(tmp_path)[0]
+    assert first["loss"] == pytest.approx(torch.log(torch.tensor(400.0)).item(), abs=0.3)
+    assert first["grad_norm"] > 0 and first["loss_scale"] is None
+
+
+def test_evaluation_changes_nothing_in_training(files: dict[str, Path], tmp_path: Path) -> None:
+    common = ("--max-steps", "6")
+    launch("pretrain", "bf16.json", files, tmp_path / "with", *common, "--set", "eval_steps=1")
+    launch("pretrain", "bf16.json", files, tmp_path / "without", *common, "--set", "eval_steps=6")
+    assert curve(tmp_path / "with") == curve(tmp_path / "without")
+
+
+def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(files: dict[str, Path], tmp_path: Path) -> None:
+    launch("pretrain", "fp32.json", files, tmp_path / "base", "--max-steps", "4")
+    chat = tmp_path / "chat"
+    code = launch("sft", eager(tmp_path), files, chat, "--model", str(tmp_path / "base"), "--max-steps", "30")
+    assert code == 0
+    losses = [record["loss"] for record in records(tmp_path / "chat")]
+    assert losses[-1] < losses[0] - 0.3
+    header = records(tmp_path / "chat", "run")[0]
+    # every conversation is: bos, user turn, assistant turn with the answer and its end token as the only targets
+    tokenizer = Tokenizer.load(files["tokenizer"])
+    answers = [json.loads(line)["conversations"][1]["content"] for line in files["sft"].read_text().splitlines()]
+    assert header["epoch_tokens"] == sum(len(tokenizer.encode(answer)) + 1 for answer in answers)
+
+
+def test_overfit_one_batch_drives_the_loss_down(files: dict[str, Path], tmp_path: Path) -> None:
+    launch("pretrain", eager(tmp_path), files, tmp_path, "--max-steps", "300", "--overfit-one-batch",
+           "--set", "lr_scheduler_type=constant", "--set", "save_steps=1000", "--set", "eval_steps=1000")  # fmt: skip
+    losses = [record["loss"] for record in records(tmp_path)]
+    assert losses[-1] < 0.1
+
+
+def test_early_stopping_ends_the_run_with_a_model(files: dict[str, Path], tmp_path: Path) -> None:
+    settings = ["eval_steps=1", "early_stopping_patience=2", "lr_scheduler_type=constant"]
+    # the held-out loss is made to rise
+    original = loop.evaluate
+
+    def rising(*arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        return type(result)(result.step, 5.0 + result.step, result.num_tokens, result.bits_per_byte)
+
+    loop.evaluate = rising
+    try:
+        more = [word for setting in settings for word in ("--set", setting)]
+        assert launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "20", *more) == 0
+    finally:
+        loop.evaluate = original
+    assert [record["step"] for record in records(tmp_path)] == [1, 2, 3]
+    assert (tmp_path / "best").read_text().strip().endswith("step-00000001")
+    assert (tmp_path / "final").exists()
+
+
+def test_gradients_that_never_become_finite_end_with_a_post_mortem(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minimind.training.engine import Engine
+
+    original = Engine.backward
+    monkeypatch.setattr(Engine, "backward", lambda self, loss: original(self, loss * float("inf")))
+    monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
+    assert launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "20") == 1
+    report = json.loads((tmp_path / "post_mortem.json").read_text())
+    assert report["step"] == 4 and len(report["history"]) == 4
+    assert report["samples"] and all(sample.startswith(str(files["pretrain"])) for sample in report["samples"])
+    assert report["remedies"]
+    assert [finding["code"] for finding in records(tmp_path, "finding")] == ["gradients-never-finite"]
+    assert not (tmp_path / "final").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--set", "seed=1"], "seed"),
+        (["--set", "max_seq_length=32"], "row_length"),
+        (["--set", "per_device_train_batch_size=4"], "rows_per_step"),
+    ],
+)
+def test_resuming_another_run_is_refused_with_the_differences(
+    change: list[str], message: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    automatic = tmp_path / "auto.json"
+    automatic.write_text('{"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": 1.0}')
+    start = ["--max-steps", "2"]
+    name = str(automatic)
+    launch("pretrain", name, files, tmp_path / "run", *start, "--set", "per_device_train_batch_size=2")
+    base = [] if "per_device" in change[1] else ["--set", "per_device_train_batch_size=2"]
+    with pytest.raises(UserError, match=message):
+        launch("pretrain", name, files, tmp_path / "run", *start, *base, *change, "--resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume"], "no complete checkpoint"),
+        (["--train-file", "no/such.jsonl"], "no/such.jsonl"),
+        (["--set", "modle=26m"], 'unknown key "modle".*did you mean "model"'),
+        (["--set", "model=27m"], "26m"),
+        (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
+    ],
+)
+def test_wrong_use_is_one_clear_error(
+    arguments: list[str], message: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "2", *arguments)
