@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained model on conversations: `deepspeed launch/sft.py --deepspeed_config ds_configs/sft_bf16.json`."""
+"""Fine-tune on conversations: `deepspeed launch/sft.py --deepspeed_config ds_configs/sft_bf16.json --model RUN`."""
 
 from minimind.training.main import main
 

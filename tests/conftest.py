@@ -21,15 +21,30 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny corpus: ``pretrain`` text, ``sft`` conversations and a ``tokenizer`` of 400 pieces."""
     directory = tmp_path_factory.mktemp("corpus")
-    words = ["river", "stone", "little", "house", "walks", "到", "山上", "小猫", "看见", "朋友", "sings", "bright"]
+    words = [
+        "river",
+        "stone",
+        "little",
+        "house",
+        "walks",
+        "到",
+        "山上",
+        "小猫",
+        "看见",
+        "朋友",
+        "sings",
+        "bright",
+    ]
     draw = random.Random(0)
     texts = [" ".join(draw.choices(words, k=draw.randint(3, 60))) for _ in range(120)]
-    talks = [{"conversations": [{"role": "user", "content": f"say {a} {b}"}, {"role": "assistant", "content": f"{b} {a}"}]}
+    talks = [{"conversations": [{"role": "user", "content": f"{a} {b}"}, {"role": "assistant", "content": f"{b} {a}"}]}
              for a, b in (draw.sample(words, 2) for _ in range(80))]  # fmt: skip
     paths = {"pretrain": directory / "text.jsonl", "sft": directory / "talk.jsonl"}
     rows = {"pretrain": [{"text": text} for text in texts], "sft": talks}
     for kind, path in paths.items():
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[kind]), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[kind]), encoding="utf-8"
+        )
     from minimind.tokenizer import train_tokenizer
 
     return {**paths, "tokenizer": train_tokenizer(texts, directory / "tokenizer", 330)}

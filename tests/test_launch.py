@@ -46,7 +46,9 @@ def steps(out: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_two_ranks_through_the_launcher_train_as_one_process_does(files: dict[str, Path], tmp_path: Path) -> None:
+def test_two_ranks_through_the_launcher_train_as_one_process_does(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     two = start(arguments("fp32.json", files, tmp_path / "two", "--max-steps", "4"), ranks=2)
     output, _ = two.communicate(timeout=240)
     assert two.returncode == 0, output
@@ -55,7 +57,7 @@ def test_two_ranks_through_the_launcher_train_as_one_process_does(files: dict[st
                  arguments("fp32.json", files, tmp_path / "one", *halved)])  # fmt: skip
     output, _ = one.communicate(timeout=240)
     assert one.returncode == 0, output
-    curves = [[record["loss"] for record in read_metrics(tmp_path / name / "metrics.jsonl") if record["kind"] == "train"]
+    curves = [[line["loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl") if line["kind"] == "train"]
               for name in ("one", "two")]  # fmt: skip
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
     assert (tmp_path / "two" / "final" / "model.safetensors").is_file()
@@ -87,7 +89,9 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(files: dict[str, Path], tmp
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(files: dict[str, Path], tmp_path: Path) -> None:
+def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     words = arguments("bf16.json", files, tmp_path, "--max-steps", "5000", "--set", "save_steps=5000")
     process = start(words, ranks=2)
     deadline = time.monotonic() + 120
@@ -99,7 +103,9 @@ def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(files: dic
     assert process.returncode == 0, output
     last = steps(tmp_path)[-1]
     assert (tmp_path / "latest").read_text().strip() == f"checkpoints/step-{last:08d}"
-    resumed = start([*words[:-2], "--set", f"save_steps={last + 2}", "--max-steps", str(last + 2), "--resume"], ranks=2)
+    resumed = start(
+        [*words[:-2], "--set", f"save_steps={last + 2}", "--max-steps", str(last + 2), "--resume"], ranks=2
+    )
     output, _ = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, output
     assert steps(tmp_path) == list(range(1, last + 3))
@@ -116,8 +122,14 @@ def rank_pid(process: subprocess.Popen[str], rank: int) -> int:
 
 
 def test_python_alone_is_one_rank(files: dict[str, Path], tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    command = [sys.executable, "launch/pretrain.py", *arguments("fp32.json", files, tmp_path, "--max-steps", "2")]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
+    command = [
+        sys.executable,
+        "launch/pretrain.py",
+        *arguments("fp32.json", files, tmp_path, "--max-steps", "2"),
+    ]
     result = subprocess.run(command, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True,
                             text=True, timeout=240)  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr

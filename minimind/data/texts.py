@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from minimind.data.conversations import BadRecord, Fields, detect, to_document
+from minimind.data.conversations import BadRecord, Fields, Kind, detect, to_document
 from minimind.data.sources import Source, expand, read_chunks
 
 
@@ -31,7 +31,7 @@ def _texts_of(source: Source) -> Iterator[str]:
             if record.error is not None:
                 continue
             try:
-                kind = "pretrain" if detect(record.value, None, fields) == "text" else "sft"
+                kind: Kind = "pretrain" if detect(record.value, None, fields) == "text" else "sft"
                 document = to_document(record.value, kind, fields)
             except BadRecord:
                 continue

@@ -47,9 +47,12 @@ def load_model(
             f"{loaded.path}: {loaded.vocab_size} pieces do not fit the vocabulary of {source} ({config.vocab_size}); "
             "give the tokenizer it was trained with"
         )
-    if dtype is None and torch.device(device).type == "cpu":
-        dtype = torch.float32
-    return model.to(device=device, dtype=dtype).eval(), loaded
+    return model.to(device=device, dtype=dtype or default_dtype(device)).eval(), loaded
+
+
+def default_dtype(device: str | torch.device) -> torch.dtype | None:
+    """None: as saved. On a CPU fp32, which is exact there and several times faster than half in a batch."""
+    return torch.float32 if torch.device(device).type == "cpu" else None
 
 
 def build(state: State, config: ModelConfig, source: Path) -> Transformer:

@@ -160,7 +160,7 @@ def all_checkpoints(run_dir: Path) -> list[Checkpoint]:
 
 def find_checkpoint(run_dir: Path) -> tuple[Checkpoint | None, list[Finding]]:
     """The newest checkpoint that verifies, and one finding for each newer one that does not."""
-    rejected = []
+    rejected: list[Finding] = []
     for checkpoint in all_checkpoints(run_dir):
         reason = problem(checkpoint.path)
         if reason is None:
@@ -184,7 +184,9 @@ def resolve_resume(where: Path) -> tuple[Checkpoint, list[Finding]]:
     if where.name.startswith("step-"):
         reason = problem(where)
         if reason is not None:
-            raise UserError(f"{where}: this checkpoint can't be used: {reason}; give the run directory instead")
+            raise UserError(
+                f"{where}: this checkpoint can't be used: {reason}; give the run directory instead"
+            )
         return Checkpoint(where, int(where.name[5:])), []
     checkpoint, rejected = find_checkpoint(where)
     if checkpoint is None:

@@ -100,7 +100,7 @@ class Control:
             return values
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total, group=self._group)
-        return total.tolist()  # type: ignore[no-any-return]
+        return total.tolist()
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's ``value``, on every rank."""
@@ -117,9 +117,9 @@ class Control:
                 outcome = (work(), None)
             except Exception as error:  # re-raised below, on every rank
                 outcome = (None, error)
-        result, error = self.from_first(outcome)
-        if error is not None:
-            raise error
+        result, failure = self.from_first(outcome)
+        if failure is not None:
+            raise failure
         return result
 
     def barrier(self) -> None:
@@ -183,7 +183,9 @@ class Engine:
             return self._update_bare(lr)
         self.ds.step()
         exhausted = self._apply_scale_update()
-        return Update(self.ds.was_step_applied(), _number(self.ds.get_global_grad_norm()), lr, scale, exhausted)
+        return Update(
+            self.ds.was_step_applied(), _number(self.ds.get_global_grad_norm()), lr, scale, exhausted
+        )
 
     def _update_bare(self, lr: float) -> Update:
         """fp32 at stage 0: the raw optimizer, to which DeepSpeed gives neither a norm nor a finite check."""
@@ -278,7 +280,9 @@ def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimiz
 
         params = {name: spec.params[name] for name in ("lr", "betas", "eps") if name in spec.params}
         groups = parameter_groups(model, spec.type, spec.params)
-        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=spec.type.lower() == "adamw", **params)
+        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            groups, adamw_mode=spec.type.lower() == "adamw", **params
+        )
         cpu_adam.register_step_pre_hook(_forget_bias_corrections)
         return cpu_adam
     return build_optimizer(model, spec.type, spec.params)

@@ -23,7 +23,9 @@ from minimind.training.setup import Data, Plan
 from minimind.training.signals import StopRequest
 from minimind.training.step import train_step
 
-MAX_CONSECUTIVE_SKIPS = 64  # from 2^16 with hysteresis 2, seventeen overflows reach scale 1: far beyond is hopeless
+MAX_CONSECUTIVE_SKIPS = (
+    64  # from 2^16 with hysteresis 2, seventeen overflows reach scale 1: far beyond is hopeless
+)
 POST_MORTEM = "post_mortem.json"
 
 
@@ -58,14 +60,18 @@ def train(run: Run) -> str:
     progress, plan, engine = run.progress, run.plan, run.engine
     recorder = Recorder(run.metrics.step, engine.sum_over_ranks, run.batches.steps_per_epoch)
     steps = range(progress.step, plan.total_steps)
-    for micro_batches in prefetch((run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2):
+    for micro_batches in prefetch(
+        (run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2
+    ):
         result = train_step(engine, micro_batches, run.stop.requested)
         progress.advance(result)
         recorder.add(result, progress)
 
         step, last = progress.step, progress.step == plan.total_steps
         hopeless = result.update.exhausted or progress.consecutive_skips >= MAX_CONSECUTIVE_SKIPS
-        evaluating = bool(plan.eval_steps) and (last or step % (plan.eval_steps or 1) == 0) and not result.stop
+        evaluating = (
+            bool(plan.eval_steps) and (last or step % (plan.eval_steps or 1) == 0) and not result.stop
+        )
         saving = last or result.stop or step % plan.save_steps == 0
         if evaluating or saving or hopeless or step % run.config.logging_steps == 0 or step == 1:
             recorder.flush()
@@ -94,7 +100,11 @@ def evaluate_now(run: Run) -> bool:
     run.metrics.evaluation(result, progress.step)
     improved = progress.best_loss is None or result.loss < progress.best_loss
     if improved:
-        progress.best_loss, progress.best_step, progress.evaluations_without_gain = result.loss, progress.step, 0
+        progress.best_loss, progress.best_step, progress.evaluations_without_gain = (
+            result.loss,
+            progress.step,
+            0,
+        )
     else:
         progress.evaluations_without_gain += 1
     return improved

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig, load_run_config
+from minimind.data.conversations import Kind
 from minimind.errors import UserError
 from minimind.hardware import detect
 from minimind.model import Transformer
@@ -26,10 +27,12 @@ from minimind.training.metrics import Metrics
 from minimind.training.recorder import Progress
 from minimind.training.run_directory import write_run_files
 from minimind.training.signals import StopRequest
-from minimind.training.summary import summarize
+from minimind.training.summary import schedule_lines, summarize
+
+SFT_DEFAULTS = {"learning_rate": 1e-4}  # what "auto" means for fine-tuning: a tenth of pretraining's
 
 
-def main(kind: str, argv: list[str] | None = None) -> None:
+def main(kind: Kind, argv: list[str] | None = None) -> None:
     """Run ``launch/pretrain.py`` (kind "pretrain") or ``launch/sft.py`` ("sft") and exit."""
     arguments = parse(kind, argv)
     try:
@@ -44,7 +47,7 @@ def main(kind: str, argv: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def run(kind: str, arguments: argparse.Namespace) -> int:
+def run(kind: Kind, arguments: argparse.Namespace) -> int:
     """Configure, prepare, build, train, export."""
     config, model = configure(kind, arguments)
     hardware = detect()
@@ -55,6 +58,7 @@ def run(kind: str, arguments: argparse.Namespace) -> int:
         hardware,
         emulate_fp16=config.emulate_fp16,
         num_parameters=config.model.num_parameters(),
+        defaults=SFT_DEFAULTS if kind == "sft" else None,
     )
     start_processes(config.emulate_fp16)
     control, stop = Control(), StopRequest().install()
@@ -77,11 +81,14 @@ def run(kind: str, arguments: argparse.Namespace) -> int:
         plan.total_steps,
         resumed_step=progress.step if checkpoint else None,
         wandb_id=progress.wandb_id,
+        dry_run=arguments.dry_run,
     )
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
     for finding in [*resolved.findings, *messages]:
         metrics.finding(finding)
     if arguments.dry_run:
+        if engine.rank == 0 and resolved.scheduler is None:
+            print(*schedule_lines(plan, engine.lr / plan.schedule.factor(progress.step)), sep="\n")
         metrics.close(None, reason="dry run")
         return 0
     if engine.rank == 0:
@@ -97,7 +104,7 @@ def run(kind: str, arguments: argparse.Namespace) -> int:
     return 1 if reason == "failed" else 0
 
 
-def configure(kind: str, arguments: argparse.Namespace) -> tuple[RunConfig, Transformer | None]:
+def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Transformer | None]:
     """The run's configuration and, for fine-tuning, the model to start from (its shape and tokenizer count)."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if kind == "pretrain":
@@ -106,7 +113,9 @@ def configure(kind: str, arguments: argparse.Namespace) -> tuple[RunConfig, Tran
 
     model, tokenizer = load_model(arguments.model, "cpu")
     if "model" in config.explicit and config.model != model.config:
-        raise UserError(f"the model settings differ from those of {arguments.model}; leave `model` out for SFT")
+        raise UserError(
+            f"the model settings differ from those of {arguments.model}; leave `model` out for SFT"
+        )
     path = config.tokenizer or tokenizer.path
     return config.model_copy(update={"model": model.config, "tokenizer": path}), model
 

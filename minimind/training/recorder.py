@@ -90,7 +90,9 @@ class Recorder:
         seconds = self._clock() - self._since
         tokens = sum(result.tokens for result, _ in self._pending)
         speed = tokens / seconds if self._trusted and seconds > 0 else None
-        losses = [total / max(result.tokens, 1) for total, (result, _) in zip(sums, self._pending, strict=True)]
+        losses = [
+            total / max(result.tokens, 1) for total, (result, _) in zip(sums, self._pending, strict=True)
+        ]
         for loss, (result, progress) in zip(losses, self._pending, strict=True):
             self._report(self._metrics(loss, result, progress, speed, seconds))
         self._pending, self._trusted = [], True

@@ -14,7 +14,16 @@ from minimind.config import RunConfig
 from minimind.hardware import Hardware
 from minimind.training.checkpoints import write_durably
 
-PACKAGES = ("torch", "deepspeed", "sentencepiece", "numpy", "pydantic", "safetensors", "wandb", "bitsandbytes")
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "sentencepiece",
+    "numpy",
+    "pydantic",
+    "safetensors",
+    "wandb",
+    "bitsandbytes",
+)
 MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
 
 
@@ -54,7 +63,13 @@ def _git(*arguments: str) -> str | None:
     root = Path(__file__).resolve().parents[2]
     try:
         result = subprocess.run(
-            ["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20, check=True, errors="replace"
+            ["git", *arguments],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            errors="replace",
         )
     except (OSError, subprocess.SubprocessError):
         return None

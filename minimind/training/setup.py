@@ -11,6 +11,7 @@ from pathlib import Path
 
 from minimind.config import RunConfig
 from minimind.data.batches import Batches
+from minimind.data.conversations import Kind
 from minimind.data.store import TokenStore
 from minimind.errors import UserError
 from minimind.model import Transformer
@@ -32,7 +33,7 @@ class Data:
     held_out: TokenStore | None
 
 
-def prepare_data(control: Control, kind: str, config: RunConfig) -> Data:
+def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
     """Tokenise on rank 0 (or find the cached store), open on every rank.
 
     Raises UserError for bad files and for a tokenizer that does not fit the model.
@@ -47,7 +48,7 @@ def prepare_data(control: Control, kind: str, config: RunConfig) -> Data:
     return Data(loaded, TokenStore.open(train), TokenStore.open(held_out) if held_out else None)
 
 
-def _prepare(kind: str, config: RunConfig) -> tuple[Path, Path | None, Path]:
+def _prepare(kind: Kind, config: RunConfig) -> tuple[Path, Path | None, Path]:
     """Stores for training and held-out data, and the tokenizer's path."""
     from minimind.data.prepare import prepare
 
@@ -74,7 +75,7 @@ def _prepare(kind: str, config: RunConfig) -> tuple[Path, Path | None, Path]:
     return store(files), store(held_out) if held_out else None, loaded.path
 
 
-def _built_in(kind: str, tokenizer: Path | None) -> tuple[list[Path], list[Path], Path]:
+def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path], Path]:
     """The built-in corpus and, unless one is given, a tokenizer trained on it."""
     from minimind.data.demo import write_demo
     from minimind.data.prepare import default_cache
@@ -86,7 +87,9 @@ def _built_in(kind: str, tokenizer: Path | None) -> tuple[list[Path], list[Path]
     if tokenizer is None:
         tokenizer = directory / "tokenizer"
         if not (tokenizer / "tokenizer.model").exists():
-            train_tokenizer(read_texts([directory / "pretrain.jsonl", directory / "sft.jsonl"]), tokenizer, 1024)
+            train_tokenizer(
+                read_texts([directory / "pretrain.jsonl", directory / "sft.jsonl"]), tokenizer, 1024
+            )
     names = ("pretrain.jsonl", "eval.jsonl") if kind == "pretrain" else ("sft.jsonl", "sft_eval.jsonl")
     return [directory / names[0]], [directory / names[1]], tokenizer
 
@@ -105,7 +108,9 @@ def plan_steps(config: RunConfig, steps_per_epoch: int, has_held_out: bool) -> P
     """Length, cadences and learning-rate schedule. ``max_steps`` wins over ``num_train_epochs``."""
     total = config.max_steps or math.ceil(config.num_train_epochs * steps_per_epoch)
     every = min(MAX_SAVE_STEPS, math.ceil(total / DEFAULT_SAVES))
-    schedule = Schedule(config.lr_scheduler_type, total, min(config.warmup(total), total), config.min_lr_ratio)
+    schedule = Schedule(
+        config.lr_scheduler_type, total, min(config.warmup(total), total), config.min_lr_ratio
+    )
     evaluate = (config.eval_steps or every) if has_held_out else None
     return Plan(total, config.save_steps or every, evaluate, schedule)
 

@@ -49,7 +49,9 @@ def token_weight(world_size: int, tokens: int) -> float:
     return world_size / max(tokens, 1)
 
 
-def train_step(engine: SupportsStep, micro_batches: Sequence[Batch], stop_requested: bool = False) -> StepResult:
+def train_step(
+    engine: SupportsStep, micro_batches: Sequence[Batch], stop_requested: bool = False
+) -> StepResult:
     """Run one optimizer step over this rank's ``micro_batches`` (the same number on every rank).
 
     The request to stop rides along with the token count, so that all ranks learn of it in the same step.

@@ -6,8 +6,11 @@ import argparse
 
 from minimind.config import RunConfig
 from minimind.data.batches import Batches
+from minimind.data.conversations import Kind
 from minimind.hardware import Hardware
+from minimind.memory import estimate_memory
 from minimind.model_config import PRESETS
+from minimind.plan import measure_tokens_per_second
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.metrics import RunSummary
 from minimind.training.recorder import Progress
@@ -15,7 +18,7 @@ from minimind.training.setup import Data, Plan
 
 
 def summarize(
-    kind: str,
+    kind: Kind,
     config: RunConfig,
     resolved: Resolved,
     data: Data,
@@ -27,6 +30,7 @@ def summarize(
 ) -> RunSummary:
     """Collect the numbers that `Metrics.header` prints and keeps."""
     schedule = plan.schedule
+    memory = estimate_memory(config, resolved, device_type=hardware.device_type)
     return RunSummary(
         kind=kind,
         model=next((name for name, preset in PRESETS.items() if preset == config.model), "custom"),
@@ -45,10 +49,53 @@ def summarize(
         zero_stage=resolved.stage,
         offload=resolved.offload,
         deepspeed_config=str(arguments.deepspeed_config),
-        optimizer=f"{resolved.optimizer.type} lr {resolved.optimizer.params['lr']:g}",
+        optimizer=_optimizer_line(resolved),
         schedule=f"{schedule.kind} to {schedule.min_lr_ratio:g}, warmup {schedule.warmup_steps}",
         gradient_clipping=resolved.gradient_clipping,
         device=hardware.describe(),
         output_dir=str(config.output_dir),
+        memory_bytes=memory.peak,
+        expected_seconds=_expected_seconds(config, resolved, batches, plan, hardware, progress),
         resumed_step=progress.step or None,
+        store=str(data.train.path),
+        seed=config.seed,
     )
+
+
+def _expected_seconds(
+    config: RunConfig,
+    resolved: Resolved,
+    batches: Batches,
+    plan: Plan,
+    hardware: Hardware,
+    progress: Progress,
+) -> float | None:
+    """Length of the run by this machine's speed on one micro-batch; None on several ranks, which share the machine."""
+    if resolved.world_size > 1:
+        return None
+    positions = (plan.total_steps - progress.step) * batches.rows_per_step * config.max_seq_length
+    return positions / measure_tokens_per_second(config, resolved, hardware)
+
+
+def _optimizer_line(resolved: Resolved) -> str:
+    """The optimizer with its peak rates and decay: what decides a run's loss more than anything else here."""
+    params = resolved.optimizer.params
+    rates = [
+        f"{name.replace('_', ' ')} {params[name]:g}"
+        for name in ("lr", "muon_lr", "adam_lr")
+        if name in params
+    ]
+    return f"{resolved.optimizer.type}, {', '.join(rates)}, weight decay {params.get('weight_decay', 0.0):g}"
+
+
+def schedule_lines(plan: Plan, peak: float, columns: int = 60) -> list[str]:
+    """The learning rate over the run as one line of blocks, and its exact start, peak and end."""
+    steps = [round(i * (plan.total_steps - 1) / max(columns - 1, 1)) for i in range(columns)]
+    factors = [plan.schedule.factor(step) for step in steps]
+    blocks = "".join("▁▂▃▄▅▆▇█"[min(int(factor * 8), 7)] for factor in factors)
+    first, last = plan.schedule.factor(0), plan.schedule.factor(plan.total_steps - 1)
+    top = max(plan.schedule.warmup_steps, 1)
+    return [
+        f"learning rate  {blocks}",
+        f"{'':15}step 1: {peak * first:.3g}, step {top}: {peak:.3g}, step {plan.total_steps}: {peak * last:.3g}",
+    ]

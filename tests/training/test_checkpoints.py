@@ -59,7 +59,10 @@ def test_a_checkpoint_is_complete_and_latest_names_it(tmp_path: Path) -> None:
     assert problem(path) is None
     assert pointed(tmp_path / LATEST) == path
     assert read_about(path) == {"world_size": 1}
-    assert set(json.loads((path / "manifest.json").read_text())["files"]) == {"engine/model.pt", "engine/optim.pt"}
+    assert set(json.loads((path / "manifest.json").read_text())["files"]) == {
+        "engine/model.pt",
+        "engine/optim.pt",
+    }
 
 
 def test_a_failed_save_leaves_the_last_one_and_latest(tmp_path: Path) -> None:

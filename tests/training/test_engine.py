@@ -130,7 +130,9 @@ def test_every_stage_in_every_precision(precision: str, stage: int) -> None:
     batch = random_rows(ROWS, seed=2)
     expected, norm = plain(batch, precision)
     update, report = applied(sgd_engine(resolved), split(batch, 4))
-    tolerance = TOLERANCE[precision] * (2 if precision == "bf16" and stage == 0 else 1)  # accumulates in bf16 there
+    tolerance = TOLERANCE[precision] * (
+        2 if precision == "bf16" and stage == 0 else 1
+    )  # accumulates in bf16 there
     assert report.grad_norm == pytest.approx(norm, rel=tolerance)
     assert_same(update, expected, tolerance)
 
@@ -254,7 +256,11 @@ def test_overflow_at_the_smallest_scale_is_reported_not_raised(name: str) -> Non
     for _ in range(3):
         poison(engine)
         seen.append(train_step(engine, batch).update)
-    assert [(u.applied, u.loss_scale, u.exhausted) for u in seen] == [(False, 2, False), (False, 1, True), (False, 1, True)]
+    assert [(u.applied, u.loss_scale, u.exhausted) for u in seen] == [
+        (False, 2, False),
+        (False, 1, True),
+        (False, 1, True),
+    ]
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -277,7 +283,10 @@ def test_non_finite_gradients_are_skipped_at_every_stage(precision: str, stage: 
 
 @pytest.mark.usefixtures("one_rank")
 def test_offload_uses_deepspeeds_cpu_adam_and_agrees_with_torch() -> None:
-    engines = [Engine(tiny_model(), load(name), lambda step: 1.0) for name in ("bf16_zero2_offload.json", "bf16_zero2.json")]
+    engines = [
+        Engine(tiny_model(), load(name), lambda step: 1.0)
+        for name in ("bf16_zero2_offload.json", "bf16_zero2.json")
+    ]
     assert type(engines[0].ds.basic_optimizer).__name__ == "DeepSpeedCPUAdam"
     for step in range(3):
         for engine in engines:
@@ -287,7 +296,9 @@ def test_offload_uses_deepspeeds_cpu_adam_and_agrees_with_torch() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "muon.json"])
+@pytest.mark.parametrize(
+    "name", ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "muon.json"]
+)
 def test_resumed_engine_goes_on_bitwise(name: str, tmp_path: Path) -> None:
     def new() -> Engine:
         return Engine(tiny_model(), load(name), lambda step: 1.0 / (step + 1))
@@ -313,8 +324,13 @@ def test_the_new_configuration_wins_over_the_pickled_one(tmp_path: Path) -> None
     train_step(old, split(random_rows(2, seed=0), 2))
     old.save(tmp_path, {})
     fp16 = {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 7}
-    optimizer = {"type": "AdamW", "params": {"lr": 5e-3, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.0}}
-    new = Engine(tiny_model(), load("fp16.json", fp16=fp16, gradient_clipping=0.5, optimizer=optimizer), lambda s: 1.0)
+    optimizer = {
+        "type": "AdamW",
+        "params": {"lr": 5e-3, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.0},
+    }
+    new = Engine(
+        tiny_model(), load("fp16.json", fp16=fp16, gradient_clipping=0.5, optimizer=optimizer), lambda s: 1.0
+    )
     new.load(tmp_path)
     assert new.optimizer.clip_grad == 0.5
     assert new.optimizer.loss_scaler.scale_window == 7

@@ -37,10 +37,19 @@ def _one_rank_with_its_signals(one_rank: None) -> Iterator[None]:
 
 def launch(kind: str, json_name: str, files: dict[str, Path], out: Path, *more: str) -> int:
     """Run launch/<kind>.py in this process."""
-    arguments = ["--deepspeed_config", str(DS_CONFIGS / json_name), "--output-dir", str(out), "--emulate-fp16"]
+    arguments = [
+        "--deepspeed_config",
+        str(DS_CONFIGS / json_name),
+        "--output-dir",
+        str(out),
+        "--emulate-fp16",
+    ]
     arguments += ["--train-file", str(files[kind]), "--eval-file", str(files[kind])]
     arguments += ["--tokenizer", str(files["tokenizer"])] if kind == "pretrain" else []
-    return run(kind, parse(kind, [*arguments, *SMALL, *more] if kind == "pretrain" else [*arguments, *SMALL[2:], *more]))
+    return run(
+        kind,
+        parse(kind, [*arguments, *SMALL, *more] if kind == "pretrain" else [*arguments, *SMALL[2:], *more]),
+    )
 
 
 def eager(tmp_path: Path) -> str:
@@ -48,7 +57,9 @@ def eager(tmp_path: Path) -> str:
     path = tmp_path / "eager.json"
     params = {"lr": 1e-2, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
     optimizer = {"type": "AdamW", "params": params}
-    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "optimizer": optimizer}))
+    path.write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "optimizer": optimizer})
+    )
     return str(path)
 
 
@@ -64,7 +75,9 @@ def curve(out: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_shipped_json_runs_and_resumes_bitwise(name: str, files: dict[str, Path], tmp_path: Path) -> None:
+def test_every_shipped_json_runs_and_resumes_bitwise(
+    name: str, files: dict[str, Path], tmp_path: Path
+) -> None:
     kind = "pretrain"
     assert launch(kind, name, files, tmp_path / "whole", "--max-steps", "5") == 0
     # the same run in two parts; the schedule is that of five steps in both
@@ -91,7 +104,15 @@ def test_every_shipped_json_runs_and_resumes_bitwise(name: str, files: dict[str,
 
 def test_a_run_directory_holds_what_the_readme_names(files: dict[str, Path], tmp_path: Path) -> None:
     assert launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "4", "--set", "eval_steps=2") == 0
-    for name in ("config.yaml", "ds_config.json", "environment.json", "metrics.jsonl", "latest", "best", "final"):
+    for name in (
+        "config.yaml",
+        "ds_config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "latest",
+        "best",
+        "final",
+    ):
         assert (tmp_path / name).exists(), name
     assert (tmp_path / "latest").read_text().strip() == "checkpoints/step-00000004"
     assert [record["step"] for record in records(tmp_path, "eval")] == [2, 4]
@@ -108,7 +129,9 @@ def test_evaluation_changes_nothing_in_training(files: dict[str, Path], tmp_path
     assert curve(tmp_path / "with") == curve(tmp_path / "without")
 
 
-def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(files: dict[str, Path], tmp_path: Path) -> None:
+def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     launch("pretrain", "fp32.json", files, tmp_path / "base", "--max-steps", "4")
     chat = tmp_path / "chat"
     code = launch("sft", eager(tmp_path), files, chat, "--model", str(tmp_path / "base"), "--max-steps", "30")
@@ -118,7 +141,9 @@ def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(files: dic
     header = records(tmp_path / "chat", "run")[0]
     # every conversation is: bos, user turn, assistant turn with the answer and its end token as the only targets
     tokenizer = Tokenizer.load(files["tokenizer"])
-    answers = [json.loads(line)["conversations"][1]["content"] for line in files["sft"].read_text().splitlines()]
+    answers = [
+        json.loads(line)["conversations"][1]["content"] for line in files["sft"].read_text().splitlines()
+    ]
     assert header["epoch_tokens"] == sum(len(tokenizer.encode(answer)) + 1 for answer in answers)
 
 
@@ -160,7 +185,9 @@ def test_gradients_that_never_become_finite_end_with_a_post_mortem(
     assert launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "20") == 1
     report = json.loads((tmp_path / "post_mortem.json").read_text())
     assert report["step"] == 4 and len(report["history"]) == 4
-    assert report["samples"] and all(sample.startswith(str(files["pretrain"])) for sample in report["samples"])
+    assert report["samples"] and all(
+        sample.startswith(str(files["pretrain"])) for sample in report["samples"]
+    )
     assert report["remedies"]
     assert [finding["code"] for finding in records(tmp_path, "finding")] == ["gradients-never-finite"]
     assert not (tmp_path / "final").exists()

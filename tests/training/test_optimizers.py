@@ -102,5 +102,5 @@ def test_muon_groups_take_their_own_learning_rates() -> None:
 
 
 def test_unknown_type_names_the_choices() -> None:
-    with pytest.raises(UserError, match="OneBitAdam.*AdamW8bit"):
+    with pytest.raises(UserError, match=r"OneBitAdam.*AdamW8bit"):
         build_optimizer(Tiny(), "OneBitAdam", {"lr": 1.0})

@@ -1,8 +1,8 @@
 """The DeepSpeed JSON: read, lint, fill "auto", solve the batch triple, explain. ``resolve`` is the way in.
 
-``source`` reads the file with line numbers, ``schema`` lists every known key, ``lint`` checks names, types and
-what is refused, ``precision``, ``zero``, ``batch``, ``optimizer`` and ``scheduler`` each own their part,
-``resolve`` puts them together. Nothing here imports torch or deepspeed.
+``source`` reads the file with line numbers, ``schema`` lists every known key, ``lint`` checks names and types,
+``refusals`` holds what this trainer does not run and why; ``precision``, ``zero``, ``batch``, ``optimizer`` and
+``scheduler`` each own their part, and ``resolve`` puts them together. Nothing here imports torch or deepspeed.
 """
 
 from minimind.findings import Finding

@@ -1,9 +1,7 @@
-"""The checks of a DeepSpeed config that need nothing but the config: names, types, and what this trainer
-refuses.
+"""Names and types of a DeepSpeed config at every depth, and the ``Draft`` that all checks write to.
 
-Each check appends to a ``Draft``; nothing raises, so that a user sees every problem at once. A refusal names
-its true reason: either what DeepSpeed 0.19.8 does with the value (see docs), or what this trainer would have to
-prove and does not.
+Nothing raises: each check records what it found, so that a user sees every problem at once. A wrong value is
+removed after it is recorded, so that later checks meet only right types.
 """
 
 from __future__ import annotations

@@ -98,9 +98,10 @@ def _refuse_prescale(draft: Draft) -> None:
     for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1.0)):
         value = draft.get(key, default)
         if value not in (default, AUTO):
+            why = ", as which fp16 runs here" if draft.get("zero_optimization.stage", 0) in (0, AUTO) else ""
             draft.problem(
                 key,
-                f"{str(value).lower()} is not supported with ZeRO: DeepSpeed stops at start-up at stage 2 "
+                f"{str(value).lower()} is not supported with ZeRO{why}: stage 2 stops at start-up "
                 "(reduce_scatter), and stage 1 is not proven here: delete it",
             )
 

@@ -1,0 +1,347 @@
+"""The `minimind` command: one function a command, which imports what it needs and calls it.
+
+Contract. Exit code 0: done. 1: done, and what was found is bad. 2: used wrongly; one line on stderr says what to do
+(`--debug`, anywhere on the line, shows the traceback instead). Nothing heavy is imported before a command runs, so
+that `minimind --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from minimind.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="minimind",
+    help="Train MiniMind from raw text to chat with DeepSpeed. Training itself: deepspeed launch/pretrain.py --help",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Kind(str, Enum):
+    """What a file holds: plain texts or conversations."""
+
+    pretrain = "pretrain"
+    sft = "sft"
+
+
+class Format(str, Enum):
+    """What `export` writes."""
+
+    hf = "hf"
+
+
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")
+]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Llama directory, .pth")
+]
+TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
+RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="override a setting of the YAML")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token")]
+TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="sample from the likeliest tokens of this total")]
+TopK = Annotated[int, typer.Option(min=0, help="sample from this many likeliest tokens; 0: all")]
+NewTokens = Annotated[int, typer.Option(min=1, help="tokens to generate at most")]
+Seed = Annotated[int, typer.Option(help="seed of the random numbers")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from minimind import __version__
+
+        print(f"minimind {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Only declares them: `main` looks for --debug, wherever it stands."""
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option(help="where the corpus and both runs go")] = Path("runs/demo"),
+) -> None:
+    """From nothing to a chatting model on the built-in corpus, in minutes, on a CPU."""
+    from minimind.demo_run import run_demo
+
+    _exit(run_demo(directory))
+
+
+@app.command("demo-data")
+def demo_data(directory: Path, seed: Seed = 0) -> None:
+    """Write the built-in corpus: pretrain.jsonl, sft.jsonl, eval.jsonl, sft_eval.jsonl, floor.json."""
+    from minimind.data.demo import write_demo
+
+    write_demo(directory, seed=seed)
+    print(directory)
+
+
+@app.command("train-tokenizer")
+def train_tokenizer(
+    files: Files,
+    output: Annotated[Path, typer.Option(help="directory, or file name ending in .model")],
+    vocab_size: Annotated[int, typer.Option(min=300, help="number of pieces")] = 6400,
+) -> None:
+    """Train a tokenizer on the texts in FILE."""
+    from minimind import tokenizer
+    from minimind.data.texts import read_texts
+
+    print(tokenizer.train_tokenizer(read_texts(files), output, vocab_size))
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="pretrain_hq, sft_mini_512, ...")],
+    output: Annotated[Path, typer.Option(help="directory to download into")],
+    hub: Annotated[
+        str | None, typer.Option(help="huggingface or modelscope; default: what is installed")
+    ] = None,
+    endpoint: Annotated[str | None, typer.Option(help="address of a mirror")] = None,
+) -> None:
+    """Download one of MiniMind's own data sets."""
+    from minimind.data import fetch as fetching
+
+    print(fetching.fetch(name, output, hub, endpoint))
+
+
+@app.command()
+def check(
+    files: Files,
+    tokenizer: Annotated[Path | None, typer.Option(help="count tokens with this tokenizer too")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="default: by the first record of each file")] = None,
+    max_seq_length: RowLength = 512,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """What is in FILE, and each bad line as file:line: reason. Exit code 1 if there is one."""
+    from minimind.data.check import check_files
+    from minimind.tokenizer import Tokenizer
+
+    loaded = Tokenizer.load(tokenizer) if tokenizer else None
+    report = check_files(files, loaded, kind.value if kind else None, max_seq_length)
+    _show(report.to_json()) if as_json else report.render(_console())
+    _exit(0 if report.ok else 1)
+
+
+@app.command()
+def prepare(
+    files: Files,
+    tokenizer: TokenizerOption,
+    output: Annotated[Path, typer.Option(help="directory of the store")],
+    kind: Annotated[Kind, typer.Option(help="plain texts or conversations")] = Kind.pretrain,
+    max_seq_length: RowLength = 512,
+    skip_bad: Annotated[bool, typer.Option(help="leave bad lines out, up to a limit")] = False,
+    max_bad_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="that limit")] = 0.01,
+    workers: Annotated[int | None, typer.Option(min=1, help="processes; default: the cores")] = None,
+) -> None:
+    """Tokenise FILE into a store that the launch scripts take as --train-file."""
+    from minimind.data import prepare as preparing
+    from minimind.tokenizer import Tokenizer
+
+    print(
+        preparing.prepare(
+            files, Tokenizer.load(tokenizer), output, kind.value, max_seq_length,
+            workers=workers, skip_bad=skip_bad, max_bad_ratio=max_bad_ratio,
+        )
+    )  # fmt: skip
+
+
+@app.command()
+def plan(
+    deepspeed_config: Annotated[
+        Path, typer.Option("--deepspeed_config", "--deepspeed-config", help="DeepSpeed JSON")
+    ],
+    config: Annotated[Path | None, typer.Option(help="YAML of the run")] = None,
+    device_memory: Annotated[str | None, typer.Option(help="24GiB; default: this machine's device")] = None,
+    num_gpus: Annotated[int, typer.Option(min=1, help="ranks")] = 1,
+    overrides: Set = [],  # noqa: B006 (typer copies it)
+) -> None:
+    """Memory, steps and time of a run before it starts. Exit code 1 if it would not fit."""
+    from minimind.plan import run_plan
+
+    _exit(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus))
+
+
+@app.command()
+def doctor(
+    deepspeed_config: Annotated[
+        Path | None,
+        typer.Option("--deepspeed_config", "--deepspeed-config", help="check this DeepSpeed JSON too"),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="and this YAML")] = None,
+    overrides: Set = [],  # noqa: B006 (typer copies it)
+    num_gpus: Annotated[int, typer.Option(min=1, help="ranks")] = 1,
+    output_dir: Annotated[Path, typer.Option(help="where runs will be written")] = Path("runs"),
+) -> None:
+    """Check versions, accelerator, compiler, disk, and a configuration. Exit code 1 if something is missing."""
+    from minimind.doctor import run_doctor
+
+    _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir))
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")],
+    kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
+    max_seq_length: RowLength = 512,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="rows at a time; the result does not depend on it")
+    ] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Held-out loss, perplexity and bits per byte."""
+    from minimind.commands import evaluate_file
+
+    result = evaluate_file(model, file, kind.value if kind else None, max_seq_length, batch_size)
+    _show(result) if as_json else _table(result)
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Option(help="text to go on from")],
+    max_new_tokens: NewTokens = 200,
+    temperature: Temperature = 0.8,
+    top_p: TopP = 0.95,
+    top_k: TopK = 0,
+    seed: Seed = 0,
+) -> None:
+    """Go on from a text, printed as it is made."""
+    from minimind.terminal import Sampling, continue_text
+
+    continue_text(model, prompt, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
+
+
+@app.command()
+def chat(
+    model: Model,
+    system: Annotated[str | None, typer.Option(help="system message")] = None,
+    max_new_tokens: NewTokens = 400,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.9,
+    top_k: TopK = 0,
+    seed: Seed = 0,
+) -> None:
+    """Talk with a model: /reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
+    from minimind.terminal import Sampling, chat_loop
+
+    chat_loop(model, system, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
+
+
+@app.command()
+def samples(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="run directory")],
+    step: Annotated[int, typer.Option(min=1, help="optimizer step")],
+) -> None:
+    """Which lines of which files optimizer step N trained on."""
+    from minimind.commands import samples_of_step
+
+    for line in samples_of_step(run_dir, step):
+        print(line)
+
+
+@app.command()
+def export(
+    model: Model,
+    output: Annotated[Path, typer.Option(help="directory to write")],
+    format: Annotated[Format, typer.Option(help="hf: Hugging Face Llama, safetensors")] = Format.hf,
+) -> None:
+    """Write a model for other programs."""
+    from minimind.commands import export_hf
+
+    print(export_hf(model, output))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run directories")],
+    output: Annotated[Path | None, typer.Option(help="default: RUN/report.html")] = None,
+) -> None:
+    """One HTML page with the curves, findings and settings of a run, or of several side by side."""
+    from minimind.report import write_report
+
+    print(write_report(runs, output))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit; the console script calls it without arguments."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run([word for word in words if word != "--debug"], debug="--debug" in words))
+
+
+def run(arguments: list[str], debug: bool = False) -> int:
+    """Run one command; its exit code."""
+    try:
+        return int(app(arguments, prog_name="minimind", standalone_mode=False) or 0)
+    except _USAGE_ERROR as error:
+        # A bare `minimind` is answered with the help, not with an error.
+        return _wrong(f"{error.format_message()} (minimind --help)" if arguments else "")
+    except UserError as error:
+        if debug:
+            raise
+        return _wrong(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:  # `minimind check ... | head`
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        return _wrong(
+            f"{type(error).__name__}: {error} (a bug, or a machine in trouble: --debug shows where)", 1
+        )
+
+
+# typer's own copy of click since 0.27, click itself before: the base of all errors in the command line.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
+
+
+def _wrong(message: str, code: int = 2) -> int:
+    if message:
+        print("error: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _exit(code: int) -> None:
+    raise typer.Exit(code)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _show(value: object) -> None:
+    import json
+
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def _table(values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        print(f"{name:<16}{value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What the small commands do: the parts of the package put together, and nothing printed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minimind.errors import UserError
+
+if TYPE_CHECKING:
+    from minimind.data.conversations import Kind
+
+
+def evaluate_file(
+    path: Path, files: Sequence[Path], kind: Kind | None, max_seq_length: int, batch_size: int
+) -> dict[str, Any]:
+    """Loss (nats per trainable token), perplexity and bits per byte of the model at `path` on `files`.
+
+    `kind` None goes by the first record. Raises UserError for a missing model or a bad file.
+    """
+    import torch
+
+    from minimind.data.batches import sequential_batches
+    from minimind.data.prepare import prepare
+    from minimind.data.store import TokenStore
+    from minimind.inference.generation import load_model
+    from minimind.training.evaluation import evaluate
+    from minimind.training.metrics import perplexity
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, tokenizer = load_model(path, str(device))
+    kind = kind or kind_of(files)
+    store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length))
+    batches = sequential_batches(store, max_seq_length, batch_size, rank=0, world_size=1)
+    result = evaluate(model, batches, device, 0, store.num_bytes if kind == "pretrain" else None)
+    return {
+        "loss": round(result.loss, 6),
+        "perplexity": round(perplexity(result.loss), 4),
+        "bits_per_byte": "n/a" if result.bits_per_byte is None else round(result.bits_per_byte, 6),
+        "tokens": result.num_tokens,
+    }
+
+
+def kind_of(files: Sequence[Path]) -> Kind:
+    """Texts are "pretrain", conversations "sft", by the first readable record. Raises UserError if there is none."""
+    from minimind.data.conversations import BadRecord, Fields, detect
+    from minimind.data.sources import read_records
+
+    for file in files:
+        for record in read_records(file):
+            if record.error is not None:
+                continue
+            try:
+                return (
+                    "pretrain"
+                    if detect(record.value, None, Fields.parse(None, None, None)) == "text"
+                    else "sft"
+                )
+            except BadRecord:
+                continue
+    raise UserError(f"{files[0]}: no readable record: `minimind check` says what is in it")
+
+
+def export_hf(path: Path, output: Path) -> Path:
+    """Write the model at `path` in Hugging Face layout; returns the directory. Raises UserError if there is none."""
+    from minimind.inference.generation import load_model
+    from minimind.interop.huggingface import save_pretrained
+
+    model, tokenizer = load_model(path, "cpu")
+    save_pretrained(model.state_dict(), model.config, tokenizer, output)
+    return output
+
+
+def samples_of_step(run_dir: Path, step: int) -> list[str]:
+    """The `file:line` of each document that optimizer step `step` (1-based) of a run trained on, sorted.
+
+    Computed again from the run's own record in metrics.jsonl: store, seed and rows a step decide the order of data.
+    Raises UserError for a directory that holds no such record, and when the store is gone.
+    """
+    from minimind.data.batches import Batches
+    from minimind.data.store import TokenStore
+    from minimind.report import load_run
+
+    about = load_run(run_dir).about
+    if about.get("store") is None or about.get("seed") is None:
+        raise UserError(f"{run_dir}: metrics.jsonl does not say which store and seed the run used")
+    if not Path(about["store"]).is_dir():
+        raise UserError(f"{about['store']}: the store is gone: prepare the same files again")
+    if step > about["total_steps"]:
+        raise UserError(f"{run_dir}: the run has {about['total_steps']} steps, not {step}")
+    store = TokenStore.open(Path(about["store"]))
+    # How the rows are split over ranks and micro-batches does not matter: a step's rows are one slice of the epoch.
+    rows = about["micro_batch_size"] * about["accumulation"] * about["world_size"]
+    batches = Batches(
+        store,
+        row_length=about["row_length"],
+        micro_batch_size=rows,
+        accumulation=1,
+        world_size=1,
+        seed=about["seed"],
+    )
+    documents = {document for document, _, _ in batches.documents(step - 1)}
+    return [f"{name}:{line}" for name, line in sorted(store.source(document) for document in documents)]

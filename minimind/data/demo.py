@@ -1,0 +1,135 @@
+"""The built-in corpus: generated, bilingual, any size, a function of the seed alone, with a known entropy floor.
+
+    pretrain.jsonl   {"text": ...}                           stories, sums, sorted digits, a lexicon (demo_stories)
+    eval.jsonl       {"text": ...}                           held-out texts of the same grammar
+    sft.jsonl        {"conversations": [{"role", "content"}]}  ten kinds of question in turn (demo_questions)
+    sft_eval.jsonl   {"conversations": ...}                  held-out questions; the first ten are one of each kind
+    floor.json       the exact -log p of eval.jsonl under the generator that wrote it
+
+Contract: the same seed gives the same bytes on every machine, and a smaller corpus is the beginning of a larger one.
+Whether an item is held out depends on the item alone (``demo_words.reserved``), so no held-out text or question is in
+any training file of any seed and size. No model can have a lower expected loss on eval.jsonl than the floor; a finite
+file fluctuates around it, and the floor here is that very file's -log p, so that the ratio does not.
+
+Known weakness: held-out texts are those whose checksum says so. The share is one in ``RESERVED_SHARE``, which no model
+can exploit, but strictly the held-out distribution is the grammar's, given that checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+from minimind.data.demo_grammar import document_nats, sample_document
+from minimind.data.demo_questions import QUESTION_KINDS, Turns, conversation
+from minimind.data.demo_stories import write_document
+from minimind.data.demo_words import LANGUAGES, reserved
+
+FLOOR_FILE = "floor.json"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least loss that any model can have on a set of texts, summed over all of them."""
+
+    nats: float
+    documents: int
+    characters: int
+    utf8_bytes: int
+
+    @property
+    def nats_per_byte(self) -> float:
+        return self.nats / self.utf8_bytes
+
+    def nats_per_prediction(self, predictions: int) -> float:
+        """The floor of a mean loss over ``predictions`` tokens: each text's tokens and its eos, bos being given."""
+        return self.nats / predictions
+
+
+@dataclass(frozen=True)
+class DemoFiles:
+    """Where ``write_demo`` put everything."""
+
+    pretrain: Path
+    eval: Path
+    sft: Path
+    sft_eval: Path
+    floor: Path
+
+
+def texts(seed: int, held_out: bool) -> Iterator[tuple[str, float]]:
+    """An endless run of pretraining texts with their exact -log p in nats (the document's end included)."""
+    number = 0
+    while True:
+        text, nats = sample_document(write_document, _rng(seed, "text", held_out, number))
+        number += 1
+        if reserved("text", text) == held_out:
+            yield text, nats
+
+
+def conversations(seed: int, held_out: bool) -> Iterator[Turns]:
+    """An endless run of conversations; every ten hold each kind in each language once."""
+    number = 0
+    while True:
+        for language in LANGUAGES:
+            for kind in QUESTION_KINDS:
+                rng = _rng(seed, "conversation", held_out, number)
+                number += 1
+                yield conversation(kind, language, held_out, rng)
+
+
+def floor_of(held_out_texts: Iterable[str]) -> Floor:
+    """The exact floor of texts of this grammar, from the texts alone. ValueError for any other text."""
+    lines = list(held_out_texts)
+    return Floor(
+        nats=sum(document_nats(write_document, text) for text in lines),
+        documents=len(lines),
+        characters=sum(map(len, lines)),
+        utf8_bytes=sum(len(text.encode()) for text in lines),
+    )
+
+
+def write_demo(
+    directory: str | Path,
+    seed: int = 0,
+    num_pretrain: int = 16000,
+    num_sft: int = 12000,
+    num_eval: int = 400,
+    num_sft_eval: int = 200,
+) -> DemoFiles:
+    """Write the corpus into ``directory`` (made if absent; existing files are replaced). Sizes are in documents."""
+    root = Path(directory)
+    root.mkdir(parents=True, exist_ok=True)
+    names = ("pretrain.jsonl", "eval.jsonl", "sft.jsonl", "sft_eval.jsonl", FLOOR_FILE)
+    files = DemoFiles(*(root / name for name in names))
+    _write_lines(files.pretrain, ({"text": text} for text, _ in islice(texts(seed, False), num_pretrain)))
+    _write_lines(files.sft, ({"conversations": c} for c in islice(conversations(seed, False), num_sft)))
+    _write_lines(
+        files.sft_eval, ({"conversations": c} for c in islice(conversations(seed, True), num_sft_eval))
+    )
+    held_out = [text for text, _ in islice(texts(seed, True), num_eval)]
+    _write_lines(files.eval, ({"text": text} for text in held_out))
+    floor = floor_of(held_out)
+    report = {"nats_per_byte": floor.nats_per_byte, **asdict(floor), "seed": seed}
+    files.floor.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return files
+
+
+def read_floor(file: str | Path) -> Floor:
+    """The ``Floor`` that ``write_demo`` wrote."""
+    values = json.loads(Path(file).read_text(encoding="utf-8"))
+    return Floor(values["nats"], values["documents"], values["characters"], values["utf8_bytes"])
+
+
+def _rng(*parts: object) -> random.Random:
+    """One generator a document, so that a document depends on its own number only."""
+    return random.Random("|".join(map(str, parts)))
+
+
+def _write_lines(file: Path, records: Iterable[object]) -> None:
+    with file.open("w", encoding="utf-8", newline="\n") as stream:
+        stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

@@ -1,0 +1,168 @@
+"""MiniMind's own data sets from Hugging Face or ModelScope, resumable, then verified.
+
+Contract: the file lies under its name only after its SHA-256 equals the one that the hub's index states; a
+broken download goes on where it stopped when the command is run again. No network, a missing library, an
+unknown name or a wrong checksum is a ``UserError`` of one line.
+
+Known weakness: the names and the repositories are MiniMind's of 2025 (pretrain_hq.jsonl 1.6 GB,
+sft_mini_512.jsonl 1.2 GB); should upstream rename a file, the message lists what the repository holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from minimind.errors import UserError
+
+DATASETS: Mapping[str, str] = {
+    "pretrain_hq": "pretrain_hq.jsonl",
+    "sft_mini_512": "sft_mini_512.jsonl",
+    "sft_512": "sft_512.jsonl",
+    "sft_1024": "sft_1024.jsonl",
+    "sft_2048": "sft_2048.jsonl",
+}
+HUBS = ("huggingface", "modelscope")
+_LIBRARIES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
+_REPOSITORIES = {"huggingface": "jingyaogong/minimind_dataset", "modelscope": "gongjy/minimind_dataset"}
+
+
+class _Hub(NamedTuple):
+    """What a hub's library does for us: a file's SHA-256 if it is there, all names, and one file into a directory."""
+
+    checksum: Callable[[str], str | None]
+    names: Callable[[], list[str]]
+    download: Callable[[str, Path], object]
+
+
+def fetch(name: str, output: Path, hub: str | None = None, endpoint: str | None = None) -> Path:
+    """Download one data set into the directory ``output``; the file's path. A file that is there and right is kept.
+
+    ``hub`` None: the first whose library is installed. ``endpoint``: another address of the hub, such as a mirror
+    (Hugging Face's library also reads HF_ENDPOINT).
+    """
+    if name not in DATASETS:
+        raise UserError(f"{name}: no such data set; one of {', '.join(DATASETS)}")
+    file, hub = DATASETS[name], _chosen(hub)
+    with _explained(hub, file):
+        library = _hugging_face(endpoint) if hub == "huggingface" else _modelscope(endpoint)
+        expected = library.checksum(file)
+        if expected is None:
+            there = ", ".join(sorted(library.names())) or "nothing"
+            raise UserError(f"{file}: not in {_REPOSITORIES[hub]} any more; it holds {there}")
+        target = output / file
+        if not (target.exists() and _sha256(target) == expected):
+            output.mkdir(parents=True, exist_ok=True)
+            library.download(file, output)
+            if (found := _sha256(target)) != expected:
+                target.unlink()
+                raise UserError(
+                    f"{file}: the download is damaged (SHA-256 {found[:12]}, not {expected[:12]}); run it again"
+                )
+    return target
+
+
+def _chosen(hub: str | None) -> str:
+    if hub is not None and hub not in HUBS:
+        raise UserError(f"{hub}: no such hub; one of {', '.join(HUBS)}")
+    for candidate in [hub] if hub else HUBS:
+        if importlib.util.find_spec(_LIBRARIES[candidate]) is not None:
+            return candidate
+    wanted = [_LIBRARIES[candidate] for candidate in ([hub] if hub else HUBS)]
+    raise UserError(f"downloading needs {' or '.join(wanted)}: pip install {wanted[0]}")
+
+
+def _hugging_face(endpoint: str | None) -> _Hub:
+    from huggingface_hub import HfApi, hf_hub_url
+
+    repository = _REPOSITORIES["huggingface"]
+
+    def checksum(file: str) -> str | None:
+        entries = HfApi(endpoint=endpoint).get_paths_info(repository, file, repo_type="dataset")
+        return next((entry.lfs.sha256 for entry in entries if getattr(entry, "lfs", None)), None)
+
+    def names() -> list[str]:
+        return [
+            entry.path for entry in HfApi(endpoint=endpoint).list_repo_tree(repository, repo_type="dataset")
+        ]
+
+    def download(file: str, output: Path) -> None:
+        _resume(hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint), output / file)
+
+    return _Hub(checksum, names, download)
+
+
+def _resume(url: str, target: Path) -> None:
+    """GET into ``target``, by way of ``target.partial``, from the byte where an earlier run stopped.
+
+    Our own few lines because huggingface_hub (2.4) gives each run's partial file a new name and so begins again. A
+    server that ignores the range answers 200, and the file is written from its start.
+    """
+    partial = target.with_name(target.name + ".partial")
+    have = partial.stat().st_size if partial.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            with partial.open("ab" if answer.status == 206 else "wb") as file:
+                shutil.copyfileobj(answer, file, 1 << 20)
+            if answer.length:  # what the server promised and did not send
+                raise ConnectionError(f"the connection broke {answer.length:,} bytes before the end")
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # 416: nothing is left to send
+            raise
+    partial.replace(target)
+
+
+def _modelscope(endpoint: str | None) -> _Hub:
+    from modelscope.hub.api import HubApi
+    from modelscope.hub.file_download import dataset_file_download
+
+    repository = _REPOSITORIES["modelscope"]
+
+    def index() -> dict[str, str | None]:
+        return {
+            entry["Path"]: entry.get("Sha256")
+            for entry in HubApi(endpoint=endpoint).get_dataset_files(repository)
+        }
+
+    def checksum(file: str) -> str | None:
+        return index().get(file)
+
+    def names() -> list[str]:
+        return list(index())
+
+    def download(file: str, output: Path) -> str:
+        return str(dataset_file_download(repository, file, local_dir=str(output), endpoint=endpoint))
+
+    return _Hub(checksum, names, download)
+
+
+@contextmanager
+def _explained(hub: str, file: str) -> Iterator[None]:
+    """The libraries raise some thirty kinds of exceptions of five packages; a user needs the reason and what to do."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        other = HUBS[1 - HUBS.index(hub)]
+        raise UserError(
+            f"{file}: {hub} can't be reached or refused ({type(error).__name__}: {reason}); what is here is kept: "
+            f"run it again, or try --hub {other}"
+        ) from error
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

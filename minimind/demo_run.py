@@ -1,0 +1,151 @@
+"""`minimind demo`: the whole way from nothing to a chatting model, with the same commands that a person would type.
+
+Contract. Each training command is printed before it runs, so that the demo is also a tutorial. Exit code 0 when at
+least `PASS` of the ten held-out questions are answered right, else 1; the exit code of a command that failed is
+passed on.
+
+Known weakness: the launch scripts and JSON configs are taken from the checkout that this package was installed from
+(`pip install -e .`); from a wheel alone the demo says that it needs one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minimind.errors import UserError
+from minimind.launching import deepspeed_command, printable
+from minimind.training.console import duration
+from minimind.training.metrics_file import FILE_NAME, read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+QUESTIONS, PASS = 10, 7
+VOCABULARY = 1024  # enough for the corpus's small lexicon; a larger one would only slow the output layer down
+# Both runs together take less than five minutes on two CPU cores.
+PRETRAIN = ["model.preset=tiny", f"model.vocab_size={VOCABULARY}", "max_seq_length=256"]
+SFT = ["max_seq_length=256"]
+
+
+def run_demo(directory: Path) -> int:
+    """Corpus, tokenizer, pretraining, SFT, ten questions; the exit code. Raises UserError without a checkout."""
+    started = time.monotonic()
+    if not (ROOT / "launch" / "pretrain.py").is_file():
+        raise UserError(f"no launch scripts in {ROOT}: run the demo from a checkout of the repository")
+    corpus, tokenizer = _prepare(directory)
+    pretrained, tuned = directory / "pretrain", directory / "sft"
+    pretrain = _command(
+        "pretrain", corpus / "pretrain.jsonl", corpus / "eval.jsonl", tokenizer, pretrained, PRETRAIN
+    )
+    if code := _run(pretrain, pretrained):
+        return code
+    sft = _command(
+        "sft", corpus / "sft.jsonl", corpus / "sft_eval.jsonl", tokenizer, tuned, SFT, model=pretrained
+    )
+    if code := _run(sft, tuned):
+        return code
+    right = _ask(tuned, corpus)
+    _compare(pretrained, corpus)
+    _say(f"{right} of {QUESTIONS} right, {duration(time.monotonic() - started)} in all")
+    print(
+        f"talk with it   minimind chat {tuned}\nlook at it     minimind report {pretrained} {tuned}",
+        flush=True,
+    )
+    return 0 if right >= PASS else 1
+
+
+def _prepare(directory: Path) -> tuple[Path, Path]:
+    """The built-in corpus and a tokenizer trained on it."""
+    from minimind.data.demo import write_demo
+    from minimind.data.texts import read_texts
+    from minimind.tokenizer import train_tokenizer
+
+    corpus, tokenizer = directory / "data", directory / "tokenizer"
+    _say(f"writing the built-in corpus to {corpus}")
+    write_demo(corpus)
+    _say(f"training a tokenizer of {VOCABULARY} pieces on it")
+    train_tokenizer(read_texts([corpus / "pretrain.jsonl", corpus / "sft.jsonl"]), tokenizer, VOCABULARY)
+    return corpus, tokenizer
+
+
+def _command(
+    script: str,
+    train: Path,
+    held_out: Path,
+    tokenizer: Path,
+    output: Path,
+    settings: Sequence[str],
+    model: Path | None = None,
+) -> list[str]:
+    from minimind.hardware import choose_config
+
+    config, reason = choose_config(sft=script == "sft")
+    _say(f"{script} with {config}: {reason}")
+    arguments = [
+        "--deepspeed_config",
+        str(ROOT / config),
+        "--train-file",
+        str(train),
+        "--eval-file",
+        str(held_out),
+    ]
+    arguments += ["--tokenizer", str(tokenizer), "--output-dir", str(output)]
+    arguments += [word for setting in settings for word in ("--set", setting)]
+    arguments += ["--model", str(model)] if model else []
+    return deepspeed_command(_in_checkout(Path("launch") / f"{script}.py"), arguments)
+
+
+def _in_checkout(path: Path) -> Path:
+    """The file of the checkout, as short as the README writes it when one stands in the checkout."""
+    return path if Path.cwd() == ROOT else ROOT / path
+
+
+def _run(command: Sequence[str], run_dir: Path) -> int:
+    """Run in the foreground; the exit code, as a shell counts it, and 1 if it was stopped before it was finished."""
+    print(f"$ {printable(command)}", flush=True)
+    code = subprocess.run(command, check=False).returncode % 256
+    if code == 0 and not (run_dir / "final").is_dir():
+        _say(f"{run_dir} was stopped before it was finished")
+        return 1
+    return code
+
+
+def _ask(run_dir: Path, corpus: Path) -> int:
+    """Ask held-out questions, print each with the right answer and the model's; how many were right."""
+    from rich.console import Console
+
+    from minimind.demo import answers_table, ask_questions, read_conversations
+    from minimind.inference.generation import load_model
+
+    model, tokenizer = load_model(run_dir)
+    answers = ask_questions(model, tokenizer, read_conversations(corpus / "sft_eval.jsonl"), QUESTIONS)
+    Console().print(answers_table(answers))
+    return sum(answer.right for answer in answers)
+
+
+def _compare(run_dir: Path, corpus: Path) -> None:
+    """Print the last held-out loss beside the corpus's own entropy, both in nats per UTF-8 byte."""
+    floor = json.loads((corpus / "floor.json").read_text(encoding="utf-8"))["nats_per_byte"]
+    reached = nats_per_byte(read_metrics(run_dir / FILE_NAME))
+    if reached is None:
+        print("held-out loss n/a: the run did not evaluate", flush=True)
+        return
+    ratio = reached / floor
+    print(
+        f"held-out loss {reached:.4f} nats a byte, entropy floor {floor:.4f}: {ratio:.3f} times the floor",
+        flush=True,
+    )
+
+
+def nats_per_byte(records: Any) -> float | None:
+    """The last evaluation's bits per byte in nats; None without one."""
+    bits = [r["bits_per_byte"] for r in records if r["kind"] == "eval" and r.get("bits_per_byte") is not None]
+    return bits[-1] * math.log(2) if bits else None
+
+
+def _say(text: str) -> None:
+    print(f"== {text}", flush=True)

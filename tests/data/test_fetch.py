@@ -1,0 +1,178 @@
+"""fetch against a stand-in hub on this machine, through the real huggingface_hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from minimind.data import fetch as module
+from minimind.data.fetch import fetch
+from minimind.errors import UserError
+
+pytest.importorskip("huggingface_hub")
+CONTENT = os.urandom(5 << 20)
+FILE = "pretrain_hq.jsonl"
+
+
+class StandIn(ThreadingHTTPServer):
+    """Serves one file the way Hugging Face does; ``stall``: the first download stops after 3 MB and hangs."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.index_name, self.digest, self.stall = FILE, hashlib.sha256(CONTENT).hexdigest(), False
+        self.ranges: list[str | None] = []
+        self.halfway = threading.Event()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def log_message(self, *_: object) -> None:
+        return None
+
+    def do_HEAD(self) -> None:
+        self._headers(200, len(CONTENT))
+
+    def do_GET(self) -> None:
+        if "/tree/" in self.path:
+            self._json([self._entry()])
+            return
+        asked = self.headers.get("Range")
+        self.server.ranges.append(asked)
+        start = int(re.findall(r"\d+", asked)[0]) if asked else 0
+        self._headers(206 if asked else 200, len(CONTENT) - start)
+        if self.server.stall and not asked:
+            self.wfile.write(CONTENT[: 3 << 20])
+            self.wfile.flush()
+            self.server.halfway.set()
+            time.sleep(120)
+            return
+        self.wfile.write(CONTENT[start:])
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        assert self.path.endswith("/paths-info/main")
+        self._json([self._entry()] if self.server.index_name in asked else [])
+
+    def _entry(self) -> dict[str, object]:
+        lfs = {"oid": self.server.digest, "size": len(CONTENT), "pointerSize": 134}
+        return {
+            "type": "file",
+            "path": self.server.index_name,
+            "oid": "0" * 40,
+            "size": len(CONTENT),
+            "lfs": lfs,
+        }
+
+    def _json(self, value: object) -> None:
+        body = json.dumps(value).encode()
+        self._headers(200, len(body), "application/json")
+        self.wfile.write(body)
+
+    def _headers(self, status: int, length: int, kind: str = "application/octet-stream") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        self.send_header("Content-Type", kind)
+        self.send_header("ETag", f'"{hashlib.sha256(CONTENT).hexdigest()}"')
+        self.send_header("X-Linked-Size", str(len(CONTENT)))
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+
+
+@pytest.fixture
+def hub() -> Iterator[StandIn]:
+    with StandIn() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_file_is_fetched_and_kept(hub: StandIn, tmp_path: Path) -> None:
+    path = fetch("pretrain_hq", tmp_path / "new" / "dir", "huggingface", hub.address)
+    assert path == tmp_path / "new" / "dir" / FILE
+    assert path.read_bytes() == CONTENT
+    fetch("pretrain_hq", tmp_path / "new" / "dir", "huggingface", hub.address)
+    assert len(hub.ranges) == 1
+
+
+def test_a_damaged_local_file_is_fetched_again(hub: StandIn, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(CONTENT[:1000])
+    assert fetch("pretrain_hq", tmp_path, "huggingface", hub.address).read_bytes() == CONTENT
+
+
+def test_a_killed_download_goes_on_where_it_stopped(hub: StandIn, tmp_path: Path) -> None:
+    hub.stall = True
+    script = (
+        "from pathlib import Path; from minimind.data.fetch import fetch; "
+        f"fetch('pretrain_hq', Path({str(tmp_path)!r}), 'huggingface', {hub.address!r})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
+    )
+    assert hub.halfway.wait(120)
+    deadline = time.monotonic() + 30
+    while not _partial(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / FILE).exists()
+    size = _partial(tmp_path)
+    assert size > 0
+    assert fetch("pretrain_hq", tmp_path, "huggingface", hub.address).read_bytes() == CONTENT
+    assert hub.ranges[-1] == f"bytes={size}-"
+
+
+def _partial(directory: Path) -> int:
+    return max((file.stat().st_size for file in directory.rglob("*.partial")), default=0)
+
+
+def test_a_wrong_checksum_is_refused_and_removed(hub: StandIn, tmp_path: Path) -> None:
+    hub.digest = "f" * 64
+    with pytest.raises(UserError, match=r"the download is damaged \(SHA-256 .*, not ffffffffffff\)"):
+        fetch("pretrain_hq", tmp_path, "huggingface", hub.address)
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_renamed_file_is_named(hub: StandIn, tmp_path: Path) -> None:
+    hub.index_name = "pretrain_new.jsonl"
+    with pytest.raises(
+        UserError, match=r"not in jingyaogong/minimind_dataset any more; it holds pretrain_new\.jsonl"
+    ):
+        fetch("pretrain_hq", tmp_path, "huggingface", hub.address)
+
+
+def test_no_network_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"huggingface can't be reached or refused .*--hub modelscope"
+    ) as caught:
+        fetch("pretrain_hq", tmp_path, "huggingface", "http://127.0.0.1:9")
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_names_and_missing_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no such data set; one of pretrain_hq, sft_mini_512"):
+        fetch("pretrain", tmp_path)
+    with pytest.raises(UserError, match="no such hub; one of huggingface, modelscope"):
+        fetch("pretrain_hq", tmp_path, "github")
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match="needs huggingface_hub or modelscope: pip install huggingface_hub"):
+        fetch("pretrain_hq", tmp_path)

@@ -1,0 +1,147 @@
+"""The command line: exit codes, one-line errors, and an answer at once."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minimind import cli
+from minimind.errors import UserError
+
+COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)  # type: ignore[union-attr]
+
+
+def run(*arguments: str, debug: bool = False) -> int:
+    return cli.run(list(arguments), debug)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    lines = [{"text": f"The river {n} runs past the hill. 河水流过小山{n}。"} for n in range(200)]
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_help_answers_at_once() -> None:
+    """CPU time, not wall time: the machine may be busy."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "minimind.cli", "--help"], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_nothing_heavy_is_imported_before_a_command_runs() -> None:
+    code = "import sys, minimind.cli; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        == "[]\n"
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    assert command in capsys.readouterr().out
+
+
+def test_the_commands_of_the_design_exist() -> None:
+    assert set(COMMANDS) >= {
+        "chat", "check", "demo", "demo-data", "doctor", "evaluate", "export", "generate", "plan", "prepare", "report",
+        "samples", "train-tokenizer",
+    }  # fmt: skip
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("minimind 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["frobnicate"], "No such command"),
+        (["check"], "Missing argument"),
+        (["samples", "x", "--step", "0"], "--step"),
+        (["samples", "x", "--step", "one"], "--step"),
+        (["export", "x", "--output", "y", "--format", "onnx"], "onnx"),
+        (["report", "/nothing/there"], "/nothing/there/metrics.jsonl"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert text in captured.err
+
+
+def test_debug_anywhere_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["minimind", "report", "/nothing/there", "--debug"])
+    with pytest.raises(UserError):
+        cli.main()
+
+
+def test_an_unforeseen_error_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("line one\nline two")
+
+    monkeypatch.setattr("minimind.report.write_report", broken)
+    assert run("report", "x") == 1
+    assert capsys.readouterr().err.startswith("error: ZeroDivisionError: line one line two (a bug")
+    with pytest.raises(ZeroDivisionError):
+        run("report", "x", debug=True)
+
+
+def test_ctrl_c_is_130_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minimind.report.write_report", interrupted)
+    assert run("report", "x") == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_closed_pipe_is_no_traceback(texts: Path) -> None:
+    command = f"{sys.executable} -m minimind.cli check {texts} --json | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout == "{"
+    assert "Traceback" not in done.stderr
+
+
+def test_from_texts_to_a_store(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer, store = tmp_path / "tokenizer", tmp_path / "store"
+    assert run("train-tokenizer", str(texts), "--vocab-size", "320", "--output", str(tokenizer)) == 0
+    assert (
+        run("prepare", str(texts), "--tokenizer", str(tokenizer), "--output", str(store), "--workers", "1")
+        == 0
+    )
+    assert (store / "manifest.json").exists()
+    assert run("check", str(texts), "--tokenizer", str(tokenizer)) == 0
+    assert "200" in capsys.readouterr().out
+
+
+def test_check_ends_with_1_on_a_bad_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "good"}\n{"text": \n')
+    assert run("check", str(bad)) == 1
+    assert f"{bad}:2" in capsys.readouterr().out
+    assert run("check", str(bad), "--json") == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_demo_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr("minimind.data.demo.write_demo", lambda directory, seed: seeds.append(seed))
+    assert run("demo-data", str(tmp_path), "--seed", "3") == 0
+    assert seeds == [3]

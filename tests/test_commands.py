@@ -1,0 +1,141 @@
+"""The small commands on a tiny model that was never trained, and on a run that was."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minimind import cli
+from minimind.commands import evaluate_file, export_hf, kind_of, samples_of_step
+from minimind.data.batches import Batches
+from minimind.data.prepare import prepare
+from minimind.data.store import TokenStore
+from minimind.errors import UserError
+from minimind.interop.huggingface import save_pretrained
+from minimind.model import Transformer
+from minimind.model_config import ModelConfig
+from minimind.tokenizer import Tokenizer, train_tokenizer
+from minimind.training.metrics_file import to_line
+
+VOCABULARY, ROW = 320, 32
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIMIND_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """texts.jsonl, chats.jsonl, tokenizer/ and model/."""
+    root = tmp_path_factory.mktemp("corpus")
+    texts = [f"The river {n} runs past the hill. 河水流过小山{n}。" for n in range(200)]
+    (root / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    turns = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Past the hill."}]
+    (root / "chats.jsonl").write_text(json.dumps({"conversations": turns}) + "\n")
+    tokenizer = Tokenizer.load(train_tokenizer(texts, root / "tokenizer", vocab_size=VOCABULARY))
+    config = ModelConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8,
+    )  # fmt: skip
+    save_pretrained(Transformer(config).state_dict(), config, tokenizer, root / "model")
+    return root
+
+
+def test_evaluation_does_not_depend_on_the_batch_size(corpus: Path) -> None:
+    results = [evaluate_file(corpus / "model", [corpus / "texts.jsonl"], None, ROW, size) for size in (1, 8)]
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-5)
+    assert results[0]["tokens"] == results[1]["tokens"] > 1000
+    # A model that knows nothing is about as good as a uniform guess.
+    assert results[0]["loss"] == pytest.approx(math.log(VOCABULARY), rel=0.05)
+    assert results[0]["perplexity"] == pytest.approx(math.exp(results[0]["loss"]), rel=1e-4)
+    assert results[0]["bits_per_byte"] > 1
+
+
+def test_conversations_are_recognised_and_count_answers_only(corpus: Path) -> None:
+    result = evaluate_file(corpus / "model", [corpus / "chats.jsonl"], None, 64, 2)
+    tokenizer = Tokenizer.load(corpus / "tokenizer")
+    assert result["tokens"] == len(tokenizer.encode("Past the hill.")) + 1  # and its end token
+    assert result["bits_per_byte"] == "n/a"
+
+
+def test_kind_of_a_file_without_records(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"other": 1}\n{"other": 2}\n')
+    with pytest.raises(UserError, match="no readable record"):
+        kind_of([empty])
+
+
+def test_export_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    export_hf(corpus / "model", tmp_path / "out")
+    before, after = (load_file(path / "model.safetensors") for path in (corpus / "model", tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate", "export"])
+def test_no_model_there_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {
+        "evaluate": ["--file", "x"],
+        "generate": ["--prompt", "x"],
+        "export": ["--output", str(tmp_path / "o")],
+    }
+    assert cli.run([command, str(tmp_path / "nothing"), *options[command]]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_generate_prints_text(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["generate", str(corpus / "model"), "--prompt", "The river", "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("The river")
+
+
+def test_evaluate_prints_a_table_and_json(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "evaluate",
+        str(corpus / "model"),
+        "--file",
+        str(corpus / "texts.jsonl"),
+        "--max-seq-length",
+        str(ROW),
+    ]
+    assert cli.run(words) == 0
+    assert "perplexity" in capsys.readouterr().out
+    assert cli.run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] > 0
+
+
+def _record(run_dir: Path, **facts: Any) -> Path:
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "metrics.jsonl").write_bytes(to_line({"kind": "run", "step": 0, **facts}))
+    return run_dir
+
+
+def test_samples_of_a_step_are_those_the_ranks_were_given(corpus: Path, tmp_path: Path) -> None:
+    store = prepare(
+        [corpus / "texts.jsonl"], Tokenizer.load(corpus / "tokenizer"), max_seq_length=ROW, workers=1
+    )
+    about = {"store": str(store), "seed": 7, "row_length": ROW, "micro_batch_size": 2, "accumulation": 2}
+    run = _record(tmp_path / "run", **about, world_size=2, total_steps=20)
+    opened = TokenStore.open(store)
+    trained = Batches(opened, row_length=ROW, micro_batch_size=2, accumulation=2, world_size=2, seed=7)
+    for step in (1, 5):
+        sources = {opened.source(document) for document, _, _ in trained.documents(step - 1)}
+        assert samples_of_step(run, step) == [f"{name}:{line}" for name, line in sorted(sources)]
+    assert samples_of_step(run, 1) != samples_of_step(run, 5)
+
+
+def test_samples_that_cannot_be_found(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        samples_of_step(tmp_path / "nothing", 1)
+    with pytest.raises(UserError, match="does not say which store"):
+        samples_of_step(_record(tmp_path / "old", total_steps=5), 1)
+    gone = _record(tmp_path / "gone", store=str(tmp_path / "store"), seed=1, total_steps=5)
+    with pytest.raises(UserError, match="the store is gone"):
+        samples_of_step(gone, 1)
+    there = _record(tmp_path / "there", store=str(tmp_path), seed=1, total_steps=5)
+    with pytest.raises(UserError, match="has 5 steps, not 6"):
+        samples_of_step(there, 6)

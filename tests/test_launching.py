@@ -1,0 +1,43 @@
+"""The launcher of this very environment, on a port of its own."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from minimind import launching
+from minimind.errors import UserError
+from minimind.launching import deepspeed_command, free_port, printable
+
+
+def test_a_free_port_can_be_taken() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_port()))
+
+
+def test_launcher_flags_stand_before_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "pretrain.py"
+    script.touch()
+    command = deepspeed_command(script, ["--max-steps", "3"], num_processes=2)
+    assert command[0] == sys.executable
+    assert Path(command[1]) == Path(sys.executable).parent / "deepspeed"
+    assert command.index("--master_port") < command.index(str(script)) < command.index("--max-steps")
+    assert command[command.index("--num_gpus") + 1] == "2"
+    assert "--num_gpus" not in deepspeed_command(script)
+
+
+def test_what_is_printed_can_be_typed(tmp_path: Path) -> None:
+    script = tmp_path / "a b.py"
+    script.touch()
+    text = printable(deepspeed_command(script, ["--set", "model.preset=tiny"]))
+    assert text.startswith("deepspeed --quiet --master_port ")
+    assert text.endswith(f"'{script}' --set model.preset=tiny")
+
+
+def test_missing_script_and_missing_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no launch script"):
+        deepspeed_command(tmp_path / "none.py")
+    monkeypatch.setattr(launching.sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(UserError, match="no deepspeed launcher"):
+        deepspeed_command(tmp_path / "none.py")
