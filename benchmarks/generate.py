@@ -1,11 +1,12 @@
-"""Generation speed against transformers' generate: the same saved model, prompts and greedy tokens, single and batch 16.
+"""Generation against transformers' generate: the same saved model, prompts and greedy tokens, single and batch 16.
 
     python benchmarks/generate.py [--preset 26m] [--saved-dtype bfloat16] [--new-tokens 128] [--rounds 5] [--json OUT]
 
 A model with random weights is exported in ``--saved-dtype``; each side loads that directory as it does by default
-(transformers 5 keeps the saved precision, ``load_model`` keeps it on a GPU and takes fp32 on a CPU). Rounds alternate, so
-that a noisy machine hits both; medians of wall time and of the ratio are printed. Prompts have unequal lengths in the batch
-(left-padded in both). It counts how many answers are the same: all of them in fp32, few where one side rounds to half.
+(transformers 5 keeps the saved precision, ``load_model`` keeps it on a GPU and takes fp32 on a CPU). Rounds
+alternate, so that a noisy machine hits both; medians of wall time and of the ratio are printed. Prompts have
+unequal lengths in the batch (left-padded in both). It counts how many answers are the same: all of them in fp32,
+few where one side rounds to half.
 """
 
 from __future__ import annotations

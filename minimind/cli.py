@@ -50,6 +50,17 @@ Model = Annotated[
 ]
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
+FormatOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="text, conversations, ...: docs/data.md; default: by content")
+]
+TextField = Annotated[str | None, typer.Option(metavar="FIELD", help="the field that holds the text")]
+Map = Annotated[
+    str | None, typer.Option("--map", metavar="NAME=FIELD,...", help="such as prompt=question,answer=solution")
+]
+Encoding = Annotated[str | None, typer.Option(metavar="NAME", help="such as gb18030; default: by content")]
+AllowSpecial = Annotated[
+    bool, typer.Option("--allow-special", help="texts were written with <|im_start|> and <|im_end|>, or <s>")
+]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="override a setting of the YAML")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="sample from the likeliest tokens of this total")]
@@ -129,14 +140,24 @@ def check(
     tokenizer: Annotated[Path | None, typer.Option(help="count tokens with this tokenizer too")] = None,
     kind: Annotated[Kind | None, typer.Option(help="default: by the first record of each file")] = None,
     max_seq_length: RowLength = 512,
+    format: FormatOption = None,
+    text_field: TextField = None,
+    mapping: Map = None,
+    encoding: Encoding = None,
+    allow_special: AllowSpecial = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """What is in FILE, and each bad line as file:line: reason. Exit code 1 if there is one."""
     from minimind.data.check import check_files
+    from minimind.data.conversations import Fields
     from minimind.tokenizer import Tokenizer
 
+    fields = Fields.parse(format, text_field, mapping)
     loaded = Tokenizer.load(tokenizer) if tokenizer else None
-    report = check_files(files, loaded, kind.value if kind else None, max_seq_length)
+    report = check_files(
+        files, loaded, kind.value if kind else None, max_seq_length,
+        fields=fields, encoding=encoding, allow_special=allow_special,
+    )  # fmt: skip
     _show(report.to_json()) if as_json else report.render(_console())
     _exit(0 if report.ok else 1)
 
@@ -150,7 +171,14 @@ def prepare(
     max_seq_length: RowLength = 512,
     skip_bad: Annotated[bool, typer.Option(help="leave bad lines out, up to a limit")] = False,
     max_bad_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="that limit")] = 0.01,
-    workers: Annotated[int | None, typer.Option(min=1, help="processes; default: the cores")] = None,
+    format: FormatOption = None,
+    text_field: TextField = None,
+    mapping: Map = None,
+    encoding: Encoding = None,
+    allow_special: AllowSpecial = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="threads; default: the cores, eight at most")
+    ] = None,
 ) -> None:
     """Tokenise FILE into a store that the launch scripts take as --train-file."""
     from minimind.data import prepare as preparing
@@ -159,7 +187,8 @@ def prepare(
     print(
         preparing.prepare(
             files, Tokenizer.load(tokenizer), output, kind.value, max_seq_length,
-            workers=workers, skip_bad=skip_bad, max_bad_ratio=max_bad_ratio,
+            workers=workers, skip_bad=skip_bad, max_bad_ratio=max_bad_ratio, format=format,
+            text_field=text_field, mapping=mapping, encoding=encoding, allow_special=allow_special,
         )
     )  # fmt: skip
 

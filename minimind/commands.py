@@ -79,6 +79,7 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     Raises UserError for a directory that holds no such record, and when the store is gone.
     """
     from minimind.data.batches import Batches
+    from minimind.data.mixture import Part
     from minimind.data.store import TokenStore
     from minimind.report import load_run
 
@@ -99,6 +100,7 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
         accumulation=1,
         world_size=1,
         seed=about["seed"],
+        parts=[Part(part["path"], part["weight"], part["files"]) for part in about.get("sources") or []],
     )
     documents = {document for document, _, _ in batches.documents(step - 1)}
     return [f"{name}:{line}" for name, line in sorted(store.source(document) for document in documents)]

@@ -62,6 +62,41 @@ def _paths(value: Any) -> Any:
     return [value] if isinstance(value, (str, Path)) else value
 
 
+class WeightedFile(BaseModel):
+    """A training source that is read ``weight`` times an epoch; 0.5: half of it, the other half in the next."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Path
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+
+
+def _source(value: Any) -> Any:
+    """A path, or a mapping with ``path`` and ``weight`` -> Path or WeightedFile."""
+    if isinstance(value, str):
+        return Path(value)
+    if not isinstance(value, Mapping):
+        if isinstance(value, (Path, WeightedFile)):
+            return value
+        raise ValueError(f"expected a path or {{path: ..., weight: ...}}, got {value!r}")
+    try:
+        return WeightedFile(**value)
+    except ValidationError as error:  # pydantic would report it once for each type that is possible here
+        raise ValueError("; ".join(_one_error(item) for item in error.errors())) from None
+
+
+def _sources(value: Any) -> Any:
+    return [value] if isinstance(value, (str, Path, Mapping, WeightedFile)) else value
+
+
+def _field_map(value: Any) -> Any:
+    """``{prompt: question}`` is easier to write in YAML than ``prompt=question``; both are the same."""
+    return ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
+
+
+Source = Annotated[Path | WeightedFile, BeforeValidator(_source)]
+
+
 class RunConfig(BaseModel):
     """One run. Names are Hugging Face's where it has one; ``None`` means "not set by the user"."""
 
@@ -70,11 +105,16 @@ class RunConfig(BaseModel):
     # Model and data
     model: Annotated[ModelConfig, BeforeValidator(_model)] = PRESETS["26m"]
     tokenizer: Path | None = None
-    train_file: Annotated[list[Path], BeforeValidator(_paths)] = []
+    train_file: Annotated[list[Source], BeforeValidator(_sources)] = []
     eval_file: Annotated[list[Path], BeforeValidator(_paths)] = []
     max_seq_length: Annotated[int, Field(gt=1)] = 512
     skip_bad: bool = False
     max_bad_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    format: str | None = None
+    text_field: str | None = None
+    map: Annotated[str | None, BeforeValidator(_field_map)] = None
+    encoding: str | None = None
+    allow_special: bool = False
     num_workers: PositiveInt | None = None
 
     # Owned by the DeepSpeed JSON: these fill its "auto" values
@@ -145,6 +185,18 @@ class RunConfig(BaseModel):
     def explicit(self) -> frozenset[str]:
         """Names of the fields that the user gave a value."""
         return frozenset(name for name in self.model_fields_set if getattr(self, name) is not None)
+
+    @property
+    def train_paths(self) -> list[Path]:
+        """The training sources without their weights."""
+        return [source.path if isinstance(source, WeightedFile) else source for source in self.train_file]
+
+    @property
+    def train_weights(self) -> list[float] | None:
+        """A weight for each training source; None if none was given: then all files are one source."""
+        if not any(isinstance(source, WeightedFile) for source in self.train_file):
+            return None
+        return [source.weight if isinstance(source, WeightedFile) else 1.0 for source in self.train_file]
 
     def warmup(self, total_steps: int) -> int:
         """Warmup in optimizer steps: ``warmup_steps`` if set, else the rounded ratio (Hugging Face's rule:

@@ -76,9 +76,10 @@ def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
     from minimind.data.batches import Batches
     from minimind.data.store import TokenStore
 
-    if len(run.train_file) != 1 or not (run.train_file[0] / "manifest.json").is_file():
+    files = run.train_paths
+    if len(files) != 1 or run.train_weights or not (files[0] / "manifest.json").is_file():
         return None
-    store = TokenStore.open(run.train_file[0])
+    store = TokenStore.open(files[0])
     batches = Batches(
         store,
         row_length=run.max_seq_length,

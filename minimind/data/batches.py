@@ -1,6 +1,7 @@
 """Step number -> that step's micro-batches: a pure function of store, seed, step, rank and world size.
 
-An epoch is a permutation of the packed rows that depends on (seed, epoch) alone, and a step takes the next
+An epoch is a permutation of the packed rows that depends on (seed, epoch) alone (with weighted sources a choice of
+rows, see mixture.py), and a step takes the next
 ``rows_per_step = micro_batch_size * accumulation * world_size`` of them. Row j of a step goes to rank j mod
 world size, so the same rows are trained on in the same step however many ranks share them, and a resumed
 run needs to know the step number only. The last step of an epoch takes what is left; every rank still gets
@@ -12,7 +13,7 @@ Known weakness: those empty rows cost computation, at most one step an epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from queue import Empty, Queue
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from minimind.data.mixture import Mixture, Part
 from minimind.data.packing import Ints, Rows, pack, ramp, shuffled
 from minimind.data.store import TokenStore
 from minimind.tokenizer import PAD_ID
@@ -80,19 +82,23 @@ class Batches:
         accumulation: int,
         world_size: int,
         seed: int,
+        parts: Sequence[Part] | None = None,
     ) -> None:
+        """`parts`: the sources with their weights; None takes all files of the store as one source."""
         if min(row_length, micro_batch_size, accumulation, world_size) < 1:
             raise ValueError("row_length, micro_batch_size, accumulation and world_size must be positive")
         self.micro_batch_size, self.accumulation, self.world_size = micro_batch_size, accumulation, world_size
         self.rows_per_step = micro_batch_size * accumulation * world_size
         self.seed = seed
-        self._reader = _RowReader(store, pack(store.lengths - 1, row_length, seed), row_length)
+        self.mixture = Mixture(store, parts, row_length, seed) if parts else None
+        rows = self.mixture.rows if self.mixture else pack(store.lengths - 1, row_length, seed)
+        self._reader = _RowReader(store, rows, row_length)
         self._order: tuple[int, Ints] | None = None  # the last epoch asked for: only a cache
 
     @property
     def num_rows(self) -> int:
-        """Packed rows, which make one epoch."""
-        return self._reader.rows.num_rows
+        """Packed rows that make one epoch."""
+        return self.mixture.num_rows if self.mixture else self._reader.rows.num_rows
 
     @property
     def steps_per_epoch(self) -> int:
@@ -100,8 +106,8 @@ class Batches:
 
     @property
     def epoch_tokens(self) -> int:
-        """Trainable tokens of one epoch."""
-        return self._reader.store.num_trainable
+        """Trainable tokens of one epoch; a mean with fractional weights."""
+        return self.mixture.epoch_tokens if self.mixture else self._reader.store.num_trainable
 
     @cached_property
     def fill(self) -> float:
@@ -122,7 +128,8 @@ class Batches:
             raise ValueError(f"step {step} is negative")
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, shuffled(self.num_rows, self.seed, epoch)
+            mixed = self.mixture
+            self._order = epoch, mixed.epoch(epoch) if mixed else shuffled(self.num_rows, self.seed, epoch)
         return self._order[1][index * self.rows_per_step : (index + 1) * self.rows_per_step]
 
     def documents(self, step: int) -> list[tuple[int, int, int]]:

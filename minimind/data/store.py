@@ -83,6 +83,11 @@ class TokenStore:
         """Tokens of each document, int64 [documents]."""
         return np.diff(self.offsets)
 
+    @property
+    def source_files(self) -> Array:
+        """Which of the manifest's "sources" each document came from, int32 [documents]."""
+        return self._source_file
+
     def document(self, index: int) -> Array:
         """All ids of one document, bos included; a read-only view."""
         return self.tokens[self._span(index)]

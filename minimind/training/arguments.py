@@ -16,13 +16,36 @@ _CONFIG_OPTIONS = (
     "output_dir",
     "max_steps",
     "skip_bad",
+    "format",
+    "text_field",
+    "map",
+    "encoding",
+    "allow_special",
     "emulate_fp16",
 )
 
 
 def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line of launch/pretrain.py or launch/sft.py, by ``kind``."""
-    parser = argparse.ArgumentParser(prog=f"deepspeed launch/{kind}.py", allow_abbrev=False)
+    parser = common_parser(kind)
+    parser.add_argument("--max-steps", type=int, help="optimizer steps; default: --set num_train_epochs")
+    parser.add_argument(
+        "--resume", nargs="?", const="", help="go on: from --output-dir, or a run or checkpoint directory"
+    )
+    parser.add_argument(
+        "--overfit-one-batch", action="store_true", help="train on the first step's data only"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
+    if kind == "sft":
+        parser.add_argument(
+            "--model", type=Path, required=True, help="pretrained run, checkpoint or directory"
+        )
+    return parser.parse_args(arguments)
+
+
+def common_parser(script: str) -> argparse.ArgumentParser:
+    """The options of every launch script: configuration, data, output."""
+    parser = argparse.ArgumentParser(prog=f"deepspeed launch/{script}.py", allow_abbrev=False)
     parser.add_argument(
         "--deepspeed_config", type=Path, required=True, help="DeepSpeed JSON, see ds_configs/"
     )
@@ -33,32 +56,35 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--eval-file", type=Path, nargs="+", help="held-out files")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer directory or .model file")
     parser.add_argument("--output-dir", type=Path, help="run directory")
-    parser.add_argument("--max-steps", type=int, help="optimizer steps; default: --set num_train_epochs")
-    parser.add_argument(
-        "--resume", nargs="?", const="", help="go on: from --output-dir, or a run or checkpoint directory"
-    )
     parser.add_argument(
         "--skip-bad", action="store_true", default=None, help="leave out bad lines, up to a limit"
     )
+    _add_reading_options(parser)
     parser.add_argument(
         "--emulate-fp16", action="store_true", default=None, help="fp16 on a CPU: for tests, slow"
     )
-    parser.add_argument(
-        "--overfit-one-batch", action="store_true", help="train on the first step's data only"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML setting"
     )
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the launcher gives it
-    if kind == "sft":
-        parser.add_argument(
-            "--model", type=Path, required=True, help="pretrained run, checkpoint or directory"
-        )
-    return parser.parse_args(arguments)
+    return parser
+
+
+def _add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """How to read the files: the options of `minimind prepare`, by the same names."""
+    parser.add_argument("--format", metavar="NAME", help="format of the records; default: by content")
+    parser.add_argument("--text-field", metavar="FIELD", help="the field that holds the text")
+    parser.add_argument("--map", metavar="NAME=FIELD,...", help="such as prompt=question,answer=solution")
+    parser.add_argument("--encoding", metavar="NAME", help="of the files; default: by content")
+    parser.add_argument(
+        "--allow-special",
+        action="store_true",
+        default=None,
+        help="texts were written with <|im_start|> and <|im_end|>, or <s>",
+    )
 
 
 def config_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The given options that override RunConfig fields."""
-    return {name: getattr(arguments, name) for name in _CONFIG_OPTIONS}
+    return {name: getattr(arguments, name, None) for name in _CONFIG_OPTIONS}

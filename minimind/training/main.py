@@ -9,8 +9,9 @@ import argparse
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from minimind.config import RunConfig, load_run_config
 from minimind.data.conversations import Kind
@@ -35,10 +36,15 @@ SFT_DEFAULTS = {"learning_rate": 1e-4}  # what "auto" means for fine-tuning: a t
 def main(kind: Kind, argv: list[str] | None = None) -> None:
     """Run ``launch/pretrain.py`` (kind "pretrain") or ``launch/sft.py`` ("sft") and exit."""
     arguments = parse(kind, argv)
+    exit_with(lambda: run(kind, arguments), arguments.debug)
+
+
+def exit_with(work: Callable[[], int], debug: bool) -> NoReturn:
+    """Exit with ``work``'s code; a UserError is one line from rank 0 (``debug``: a traceback) and code 2."""
     try:
-        code = run(kind, arguments)
+        code = work()
     except UserError as error:
-        if arguments.debug:
+        if debug:
             traceback.print_exc()
         elif os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
@@ -63,13 +69,13 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     start_processes(config.emulate_fp16)
     control, stop = Control(), StopRequest().install()
     data = setup.prepare_data(control, kind, config)
-    batches = setup.make_batches(data.train, config, resolved)
+    batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
 
     about = describe(config, resolved, data)
     checkpoint, messages = find_checkpoint(arguments.resume, config.output_dir, about)
-    engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule, config)
+    engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule.factor, config)
     progress = Progress()
     if checkpoint is not None:
         progress = Progress.from_state(engine.load(checkpoint.path)["progress"])
@@ -126,6 +132,7 @@ def describe(config: RunConfig, resolved: Resolved, data: setup.Data) -> dict[st
         "model": config.model.model_dump(),
         "tokenizer": data.tokenizer.fingerprint,
         "data": data.train.manifest["key"],
+        "sources": data.parts and [[part.weight, part.files] for part in data.parts],
         "row_length": config.max_seq_length,
         "rows_per_step": resolved.micro_batch_size * resolved.accumulation * resolved.world_size,
         "seed": config.seed,

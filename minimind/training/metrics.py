@@ -98,6 +98,7 @@ class RunSummary:
         None  # the training store and the seed: with them `minimind samples` finds a step's lines
     )
     seed: int | None = None
+    sources: list[dict[str, Any]] | None = None  # weighted sources: Mixture.describe()
 
     @property
     def rows_per_step(self) -> int:

@@ -6,13 +6,16 @@ Rank 0 does what is done once (the built-in corpus, tokenisation); the others wa
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from minimind.config import RunConfig
 from minimind.data.batches import Batches
+from minimind.data.cache import default_cache
 from minimind.data.conversations import Kind
-from minimind.data.store import TokenStore
+from minimind.data.mixture import Part
+from minimind.data.store import MANIFEST, TokenStore
 from minimind.errors import UserError
 from minimind.model import Transformer
 from minimind.tokenizer import Tokenizer
@@ -23,14 +26,17 @@ from minimind.training.schedule import Schedule
 DEFAULT_SAVES = 10  # checkpoints a run, when save_steps is not given ...
 MAX_SAVE_STEPS = 1000  # ... but no further apart than this
 
+READING = frozenset({"format", "text_field", "map", "encoding", "allow_special"})  # how files are read
+
 
 @dataclass(frozen=True)
 class Data:
-    """Tokenizer and opened stores; ``held_out`` None without an evaluation file."""
+    """Tokenizer and opened stores; ``held_out`` None without an evaluation file, ``parts`` without weights."""
 
     tokenizer: Tokenizer
     train: TokenStore
     held_out: TokenStore | None
+    parts: list[Part] | None = None
 
 
 def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
@@ -38,21 +44,19 @@ def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
 
     Raises UserError for bad files and for a tokenizer that does not fit the model.
     """
-    train, held_out, tokenizer = control.first_does(lambda: _prepare(kind, config))
+    train, held_out, tokenizer, parts = control.first_does(lambda: _prepare(kind, config))
     loaded = Tokenizer.load(tokenizer)
     if loaded.vocab_size > config.model.vocab_size:
         raise UserError(
             f"{tokenizer}: {loaded.vocab_size} pieces do not fit the model's vocab_size {config.model.vocab_size}; "
             f"--set model.vocab_size={loaded.vocab_size}"
         )
-    return Data(loaded, TokenStore.open(train), TokenStore.open(held_out) if held_out else None)
+    return Data(loaded, TokenStore.open(train), TokenStore.open(held_out) if held_out else None, parts)
 
 
-def _prepare(kind: Kind, config: RunConfig) -> tuple[Path, Path | None, Path]:
-    """Stores for training and held-out data, and the tokenizer's path."""
-    from minimind.data.prepare import prepare
-
-    files, held_out, tokenizer = list(config.train_file), list(config.eval_file), config.tokenizer
+def _prepare(kind: Kind, config: RunConfig) -> tuple[Path, Path | None, Path, list[Part] | None]:
+    """Stores for training and held-out data, the tokenizer's path and the weighted sources."""
+    files, held_out, tokenizer = config.train_paths, list(config.eval_file), config.tokenizer
     if not files:
         files, held_out, tokenizer = _built_in(kind, tokenizer)
     if tokenizer is None:
@@ -60,25 +64,72 @@ def _prepare(kind: Kind, config: RunConfig) -> tuple[Path, Path | None, Path]:
             "no tokenizer: make one with `minimind train-tokenizer FILE... --output T`, then give --tokenizer T"
         )
     loaded = Tokenizer.load(tokenizer)
+    parts = _parts(config)
+    train = _store(files, loaded, kind, config)
+    return train, _store(held_out, loaded, kind, config) if held_out else None, loaded.path, parts
 
-    def store(paths: list[Path]) -> Path:
-        return prepare(
-            paths,
-            loaded,
-            kind=kind,
-            max_seq_length=config.max_seq_length,
-            workers=config.num_workers,
-            skip_bad=config.skip_bad,
-            max_bad_ratio=config.max_bad_ratio,
-        )
 
-    return store(files), store(held_out) if held_out else None, loaded.path
+def _parts(config: RunConfig) -> list[Part] | None:
+    """The weighted sources with their numbers of files; None if there are no weights."""
+    from minimind.data.sources import expand
+
+    if config.train_weights is None:
+        return None
+
+    def num_files(path: Path) -> int:  # a pipe can be read only once, by prepare
+        piped = str(path) == "-" or path.is_fifo()
+        return 1 if piped else len(expand([path], default_cache() / "spool")[0])
+
+    weighted = zip(config.train_paths, config.train_weights, strict=True)
+    return [Part(str(path), weight, num_files(path)) for path, weight in weighted]
+
+
+def _store(files: list[Path], tokenizer: Tokenizer, kind: Kind, config: RunConfig) -> Path:
+    """The store of these files: one named by the user, or made or found by their contents."""
+    from minimind.data.prepare import prepare
+
+    stores = [path for path in files if (path / MANIFEST).is_file() and (path / "tokens.bin").is_file()]
+    if stores and len(files) > 1:
+        raise UserError(f"{stores[0]}: a prepared store can't be mixed with others; name the files it was made of")
+    if stores:
+        return _finished(stores[0], tokenizer, kind, config)
+    return prepare(
+        files,
+        tokenizer,
+        kind=kind,
+        max_seq_length=config.max_seq_length,
+        workers=config.num_workers,
+        skip_bad=config.skip_bad,
+        max_bad_ratio=config.max_bad_ratio,
+        format=config.format,
+        text_field=config.text_field,
+        mapping=config.map,
+        encoding=config.encoding,
+        allow_special=config.allow_special,
+    )
+
+
+def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -> Path:
+    """A store that `minimind prepare` made, if it fits this run."""
+    store = TokenStore.open(path)
+    made = store.manifest.get("max_seq_length", 0)
+    problem = None
+    if store.manifest.get("tokenizer") != tokenizer.fingerprint:
+        problem = f"was made with another tokenizer than {tokenizer.path}"
+    elif store.kind != kind:
+        problem = f"was made for {store.kind}, not for {kind}"
+    elif kind == "sft" and made > config.max_seq_length:  # packing would cut conversations apart
+        problem = f"was made for rows of {made}, longer than max_seq_length {config.max_seq_length}"
+    elif given := sorted(READING & config.explicit):
+        problem = f"is finished, so {', '.join(given)} can't apply to it"
+    if problem:
+        raise UserError(f"{path}: the store {problem}; prepare the files again, or name them instead")
+    return path
 
 
 def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path], Path]:
     """The built-in corpus and, unless one is given, a tokenizer trained on it."""
     from minimind.data.demo import write_demo
-    from minimind.data.prepare import default_cache
     from minimind.data.texts import read_texts
     from minimind.tokenizer import train_tokenizer
 
@@ -115,15 +166,16 @@ def plan_steps(config: RunConfig, steps_per_epoch: int, has_held_out: bool) -> P
     return Plan(total, config.save_steps or every, evaluate, schedule)
 
 
-def make_batches(store: TokenStore, config: RunConfig, resolved: Resolved) -> Batches:
+def make_batches(data: Data, config: RunConfig, resolved: Resolved) -> Batches:
     """The order of training: a pure function of seed, step, rank and world size."""
     return Batches(
-        store,
+        data.train,
         row_length=config.max_seq_length,
         micro_batch_size=resolved.micro_batch_size,
         accumulation=resolved.accumulation,
         world_size=resolved.world_size,
         seed=config.seed,
+        parts=data.parts,
     )
 
 
@@ -134,10 +186,12 @@ def new_model(config: RunConfig) -> Transformer:
     return model
 
 
-def build_engine(model: Transformer, resolved: Resolved, schedule: Schedule, config: RunConfig) -> Engine:
-    """The DeepSpeed engine, compiled where that pays."""
+def build_engine(
+    model: Transformer, resolved: Resolved, factor: Callable[[int], float], config: RunConfig
+) -> Engine:
+    """The DeepSpeed engine, compiled where that pays. ``factor``: share of the peak rate by applied step."""
     model.gradient_checkpointing = config.gradient_checkpointing
-    engine = Engine(model, resolved, schedule.factor)
+    engine = Engine(model, resolved, factor)
     on_gpu = engine.device.type == "cuda"
     if config.compile == "on" or (config.compile == "auto" and on_gpu):
         engine.compile()

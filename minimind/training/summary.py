@@ -59,6 +59,7 @@ def summarize(
         resumed_step=progress.step or None,
         store=str(data.train.path),
         seed=config.seed,
+        sources=batches.mixture.describe() if batches.mixture else None,
     )
 
 

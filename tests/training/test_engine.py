@@ -340,3 +340,28 @@ def test_the_new_configuration_wins_over_the_pickled_one(tmp_path: Path) -> None
     fixed = Engine(tiny_model(), load("fp16_fixed_scale.json"), lambda step: 1.0)
     fixed.load(tmp_path)
     assert fixed.loss_scale == 1024.0
+
+
+LOWEST = {
+    "adamw8bit.json": 2.6,
+    "lion.json": 2.6,
+    "muon.json": 2.6,
+    "bf16.json": 2.6,
+    "bf16_zero2_offload.json": 2.6,
+}
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", sorted(LOWEST))
+def test_each_optimizer_trains(name: str) -> None:
+    rates = {"lion.json": {"lr": 3e-3}, "muon.json": {"lr": 1e-2, "muon_lr": 0.02}}.get(name, {"lr": 1e-2})
+    config = json.loads((DS_CONFIGS / name).read_text())
+    config["optimizer"]["params"].update(rates)
+    engine = Engine(tiny_model(), resolve(config, tiny_config(), 1, CPU), lambda step: 1.0)
+    batch = split(random_rows(8, seed=9), 8)
+    losses = []
+    for _ in range(40):
+        result = train_step(engine, batch)
+        losses.append(float(result.loss_sum) / result.tokens)
+    assert losses[0] == pytest.approx(torch.log(torch.tensor(64.0)).item(), abs=0.2)
+    assert losses[-1] < LOWEST[name], losses[-1]

@@ -229,3 +229,12 @@ def test_wrong_use_is_one_clear_error(
 ) -> None:
     with pytest.raises(UserError, match=message):
         launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "2", *arguments)
+
+
+@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "muon.json"])
+def test_the_same_seed_gives_the_same_run_bitwise(name: str, files: dict[str, Path], tmp_path: Path) -> None:
+    for part in ("one", "two"):
+        launch("pretrain", name, files, tmp_path / part, "--max-steps", "4")
+    assert curve(tmp_path / "one") == curve(tmp_path / "two")
+    weights = [load_model(tmp_path / part)[0].state_dict() for part in ("one", "two")]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
