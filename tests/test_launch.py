@@ -94,10 +94,7 @@ def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(
 ) -> None:
     words = arguments("bf16.json", files, tmp_path, "--max-steps", "5000", "--set", "save_steps=5000")
     process = start(words, ranks=2)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "metrics.jsonl").exists() or len(steps(tmp_path)) < 3:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.2)
+    wait_for_steps(process, tmp_path, 3)
     os.kill(rank_pid(process, rank=1), signal.SIGTERM)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
@@ -109,6 +106,33 @@ def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(
     output, _ = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, output
     assert steps(tmp_path) == list(range(1, last + 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["runner", "launcher"])
+def test_no_rank_outlives_its_launcher(victim: str, files: dict[str, Path], tmp_path: Path) -> None:
+    import psutil
+
+    words = arguments("fp32.json", files, tmp_path, "--max-steps", "50000", "--set", "save_steps=50000")
+    process = start(words, ranks=2)
+    wait_for_steps(process, tmp_path, 3)
+    ranks = [psutil.Process(rank_pid(process, rank)) for rank in (0, 1)]
+    if victim == "runner":
+        process.terminate()  # DeepSpeed has no handler for it
+    else:
+        ranks[0].parent().kill()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    process.communicate(timeout=60)
+    assert not alive
+    last = steps(tmp_path)[-1]
+    assert (tmp_path / "latest").read_text().strip() == f"checkpoints/step-{last:08d}"
+
+
+def wait_for_steps(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() or len(steps(out)) < count:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
 
 
 def rank_pid(process: subprocess.Popen[str], rank: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,6 +37,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import nn
 
 from minimind.launching import free_port
+from minimind.training.cpu_adam import announce_build
 from minimind.training.optimizers import build_optimizer, parameter_groups
 from minimind.training.schedule import ScheduleApplier
 
@@ -276,6 +278,7 @@ class Engine:
 def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimizer:
     spec = resolved.optimizer
     if resolved.offload and spec.type.lower() in ("adam", "adamw"):
+        announce_build(_say_on_first)
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         params = {name: spec.params[name] for name in ("lr", "betas", "eps") if name in spec.params}
@@ -286,6 +289,11 @@ def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimiz
         cpu_adam.register_step_pre_hook(_forget_bias_corrections)
         return cpu_adam
     return build_optimizer(model, spec.type, spec.params)
+
+
+def _say_on_first(line: str) -> None:
+    if dist.get_rank() == 0:
+        print(line, file=sys.stderr, flush=True)
 
 
 def _forget_bias_corrections(optimizer: Any, args: Any, kwargs: Any) -> None:

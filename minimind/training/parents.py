@@ -1,0 +1,56 @@
+"""No orphans: a rank ends when the launcher above it dies.
+
+DeepSpeed's launcher is two processes above the ranks: runner (``deepspeed``) -> launch.py -> ranks. SIGTERM kills the
+runner and leaves the rest running; SIGKILL on launch.py leaves the ranks running while the runner reports success.
+Here a rank gets a SIGTERM of its own in both cases, which is the request to stop of signals.py: it finishes the step,
+writes a checkpoint and ends. Linux only; elsewhere nothing is watched. Not watched either: ``python
+launch/pretrain.py`` (nohup must work).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+PERIOD = 1.0  # seconds between looks at the runner
+
+
+def end_with_launcher() -> None:
+    """Ask to be stopped when launch.py or the runner above it dies. Call once, in the main thread."""
+    launcher = os.getppid()
+    if sys.platform != "linux" or "deepspeed.launcher.launch" not in _command(launcher):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    runner = _parent(launcher)
+    if os.getppid() != launcher:  # it died before the line above took effect
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif "deepspeed" in _command(runner):  # over ssh the launcher's parent is a shell, which may go
+        threading.Thread(target=_watch, args=(launcher, runner), name="parents", daemon=True).start()
+
+
+def _watch(launcher: int, runner: int) -> None:
+    while _parent(launcher) == runner:
+        time.sleep(PERIOD)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _parent(pid: int) -> int:
+    """The parent's pid; 0 when the process is gone."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[1])
