@@ -29,7 +29,6 @@ def summarize(
     arguments: argparse.Namespace,
 ) -> RunSummary:
     """Collect the numbers that `Metrics.header` prints and keeps."""
-    schedule = plan.schedule
     memory = estimate_memory(config, resolved, device_type=hardware.device_type)
     return RunSummary(
         kind=kind,
@@ -50,7 +49,7 @@ def summarize(
         offload=resolved.offload,
         deepspeed_config=str(arguments.deepspeed_config),
         optimizer=_optimizer_line(resolved),
-        schedule=f"{schedule.kind} to {schedule.min_lr_ratio:g}, warmup {schedule.warmup_steps}",
+        schedule=_schedule_line(plan, resolved),
         gradient_clipping=resolved.gradient_clipping,
         device=hardware.describe(),
         output_dir=str(config.output_dir),
@@ -76,6 +75,12 @@ def _expected_seconds(
         return None
     positions = (plan.total_steps - progress.step) * batches.rows_per_step * config.max_seq_length
     return positions / measure_tokens_per_second(config, resolved, hardware)
+
+
+def _schedule_line(plan: Plan, resolved: Resolved) -> str:
+    if resolved.scheduler is not None:
+        return f"DeepSpeed's {resolved.scheduler['type']}"
+    return f"{plan.schedule.kind} to {plan.schedule.min_lr_ratio:g}, warmup {plan.schedule.warmup_steps}"
 
 
 def _optimizer_line(resolved: Resolved) -> str:

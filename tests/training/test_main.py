@@ -147,6 +147,43 @@ def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(
     assert header["epoch_tokens"] == sum(len(tokenizer.encode(answer)) + 1 for answer in answers)
 
 
+def test_weighted_sources_are_recorded_resumed_and_found_again(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    from minimind.commands import samples_of_step
+
+    extra, out = tmp_path / "extra.jsonl", tmp_path / "run"
+    extra.write_text('{"text": "bright house sings"}\n{"text": "little stone walks"}\n')
+    yaml = tmp_path / "run.yaml"
+    sources = [{"path": str(extra), "weight": 20}, {"path": str(files["pretrain"]), "weight": 0.25}]
+    yaml.write_text(json.dumps({"train_file": sources}))
+
+    def go(*more: str) -> int:
+        words = [
+            "--deepspeed_config",
+            str(DS_CONFIGS / "fp32.json"),
+            "--output-dir",
+            str(out),
+            "--config",
+            str(yaml),
+        ]
+        return run(
+            "pretrain", parse("pretrain", [*words, "--tokenizer", str(files["tokenizer"]), *SMALL, *more])
+        )
+
+    assert go("--max-steps", "2") == 0
+    about = records(out, "run")[0]
+    first, second = about["sources"]
+    assert (first["path"], first["documents"], first["epoch_rows"]) == (str(extra), 2, 20 * first["rows"])
+    assert second["epoch_rows"] == round(second["rows"] / 4)
+    assert about["rows"] == first["epoch_rows"] + second["epoch_rows"]
+    trained = {line.rpartition(":")[0] for step in (1, 2) for line in samples_of_step(out, step)}
+    assert trained == {str(extra), str(files["pretrain"])}
+    yaml.write_text(json.dumps({"train_file": [{**sources[0], "weight": 19}, sources[1]]}))
+    with pytest.raises(UserError, match="these differ: sources"):
+        go("--max-steps", "2", "--resume")
+
+
 def test_overfit_one_batch_drives_the_loss_down(files: dict[str, Path], tmp_path: Path) -> None:
     launch("pretrain", eager(tmp_path), files, tmp_path, "--max-steps", "300", "--overfit-one-batch",
            "--set", "lr_scheduler_type=constant", "--set", "save_steps=1000", "--set", "eval_steps=1000")  # fmt: skip
@@ -229,6 +266,24 @@ def test_wrong_use_is_one_clear_error(
 ) -> None:
     with pytest.raises(UserError, match=message):
         launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "2", *arguments)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_scheduler_in_the_json_runs_as_deepspeed_runs_it(
+    precision: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    config = json.loads((DS_CONFIGS / f"{precision}.json").read_text())
+    params = {"total_num_steps": 12, "warmup_num_steps": 4, "warmup_type": "linear"}
+    config["scheduler"] = {"type": "WarmupCosineLR", "params": params}
+    path = tmp_path / "scheduled.json"
+    path.write_text(json.dumps(config))
+    launch("pretrain", str(path), files, tmp_path / "run", "--max-steps", "12", "--set", "eval_steps=12")
+    rates = [record["lr"] / 1e-3 for record in records(tmp_path / "run")][:6]
+    assert rates == pytest.approx(
+        [0, 0, 0.25, 0.5, 0.75, 0.9619], abs=1e-4
+    )  # the table of real runs for 0.19.8
+    codes = {finding["code"]: finding["message"] for finding in records(tmp_path / "run", "finding")}
+    assert "step" in codes["scheduler-deepspeed"]
 
 
 @pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "muon.json"])
