@@ -51,11 +51,13 @@ Model = Annotated[
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
 FormatOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="text, conversations, ...: docs/data.md; default: by content")
+    str | None,
+    typer.Option(metavar="NAME", help="text, conversations, ...: docs/data.md; default: by content"),
 ]
 TextField = Annotated[str | None, typer.Option(metavar="FIELD", help="the field that holds the text")]
 Map = Annotated[
-    str | None, typer.Option("--map", metavar="NAME=FIELD,...", help="such as prompt=question,answer=solution")
+    str | None,
+    typer.Option("--map", metavar="NAME=FIELD,...", help="such as prompt=question,answer=solution"),
 ]
 Encoding = Annotated[str | None, typer.Option(metavar="NAME", help="such as gb18030; default: by content")]
 AllowSpecial = Annotated[

@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from typing_extensions import Self
 
 from minimind.errors import UserError
+from minimind.health_config import HealthConfig
 from minimind.model_config import PRESETS, ModelConfig
 from minimind.problems import nearest, raise_problems
 
@@ -163,6 +164,7 @@ class RunConfig(BaseModel):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     gradient_checkpointing: bool = False
     emulate_fp16: bool = False
+    health: HealthConfig = HealthConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -110,9 +110,9 @@ def best_precision(hardware: Hardware) -> str:
     return "bf16" if hardware.bf16 else "fp16" if hardware.fp16 else "fp32"
 
 
-def choose_config(hardware: Hardware | None = None, sft: bool = False) -> tuple[Path, str]:
+def choose_config(hardware: Hardware | None = None, prefix: str = "") -> tuple[Path, str]:
     """The shipped JSON for ``hardware`` (default: this machine) and the reason, for ``make demo`` and error
-    messages.
+    messages. ``prefix``: "sft_" or "demo_" for the JSONs of that name.
     """
     hardware = hardware or detect()
     precision = best_precision(hardware)
@@ -129,6 +129,4 @@ def choose_config(hardware: Hardware | None = None, sft: bool = False) -> tuple[
             "fp32",
         ): "the CPU has neither bf16 nor fp16 instructions: fp32 is the fastest precision on it",
     }
-    return CONFIG_DIRECTORY / f"{'sft_' if sft else ''}{precision}.json", reasons[
-        hardware.device_type, precision
-    ]
+    return CONFIG_DIRECTORY / f"{prefix}{precision}.json", reasons[hardware.device_type, precision]

@@ -167,6 +167,8 @@ def test_yaml_spellings() -> None:
     [
         [],
         ["model=tiny", "learning_rate=3e-4", "train_file=[a.jsonl, b.jsonl]", "compile=off", "tokenizer=t"],
+        ["train_file=[{path: a.jsonl, weight: 0.5}, b.jsonl]", "format=qa", "encoding=gb18030"],
+        ["map={prompt: question, answer: solution}", "text_field=body", "allow_special=true"],
         ["warmup_steps=5", "run_name=试验", "fp16=true"],
     ],
 )
@@ -179,6 +181,37 @@ def test_dumped_yaml_loads_back_equal(tmp_path: Path, settings: list[str]) -> No
 def test_warmup_rounds_up_as_hugging_face_does(total: int, ratio: float, steps: int) -> None:
     assert RunConfig(warmup_ratio=ratio).warmup(total) == steps
     assert RunConfig(warmup_steps=7).warmup(total) == 7
+
+
+def test_training_sources_may_have_weights(tmp_path: Path) -> None:
+    text = "train_file:\n  - {path: a.jsonl, weight: 2}\n  - b.jsonl\n  - {path: c}\n"
+    config = load_run_config(write(tmp_path / "run.yaml", text))
+    assert config.train_paths == [Path("a.jsonl"), Path("b.jsonl"), Path("c")]
+    assert config.train_weights == [2.0, 1.0, 1.0]
+    assert load_run_config(None, ["train_file={path: a, weight: 0.5}"]).train_weights == [0.5]
+    plain = load_run_config(None, [], {"train_file": [Path("a"), Path("b")]})
+    assert plain.train_paths == [Path("a"), Path("b")]
+    assert plain.train_weights is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train_file=[{path: a, weight: 0}]", r"train_file.0: weight: expected greater than 0, got 0"),
+        ("train_file=[a, {weight: 1}]", r"train_file.1: path: expected Field required"),
+        ("train_file=[3]", r"train_file.0: expected a path or \{path: ..., weight: ...\}, got 3"),
+        ("train_file=3", r"train_file: expected a valid list, got 3"),
+    ],
+)
+def test_a_wrong_source_is_one_problem(setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        load_run_config(None, [setting])
+    assert "problems" not in str(caught.value)
+
+
+def test_the_field_map_reads_both_spellings() -> None:
+    for spelling in ("{prompt: question, answer: solution}", "'prompt=question,answer=solution'"):
+        assert load_run_config(None, [f"map={spelling}"]).map == "prompt=question,answer=solution"
 
 
 def test_importing_the_configuration_is_light() -> None:
@@ -207,7 +240,7 @@ def test_the_chosen_json_exists_and_has_a_reason(hardware: Hardware, name: str) 
     assert path.name == name
     assert reason
     assert (ROOT / path).is_file()
-    assert (ROOT / choose_config(hardware, sft=True)[0]).is_file()
+    assert (ROOT / choose_config(hardware, prefix="sft_")[0]).is_file()
 
 
 def test_detection_agrees_with_this_machine() -> None:

@@ -25,11 +25,13 @@ from itertools import islice
 from pathlib import Path
 
 from minimind.data.demo_grammar import document_nats, sample_document
-from minimind.data.demo_questions import QUESTION_KINDS, Turns, conversation
+from minimind.data.demo_questions import QUESTION_KINDS, TRAINED_TWICE, Turns, conversation
 from minimind.data.demo_stories import write_document
 from minimind.data.demo_words import LANGUAGES, reserved
 
 FLOOR_FILE = "floor.json"
+VOCABULARY = 960
+"""Pieces for this corpus's words, and not yet for whole sentences, in which a name couldn't be looked up."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,12 @@ def texts(seed: int, held_out: bool) -> Iterator[tuple[str, float]]:
 
 
 def conversations(seed: int, held_out: bool) -> Iterator[Turns]:
-    """An endless run of conversations; every ten hold each kind in each language once."""
+    """An endless run of conversations. Held out: every ten hold each kind in each language once."""
+    kinds = [*QUESTION_KINDS] if held_out else [*QUESTION_KINDS, *TRAINED_TWICE]
     number = 0
     while True:
         for language in LANGUAGES:
-            for kind in QUESTION_KINDS:
+            for kind in kinds:
                 rng = _rng(seed, "conversation", held_out, number)
                 number += 1
                 yield conversation(kind, language, held_out, rng)
@@ -117,6 +120,15 @@ def write_demo(
     report = {"nats_per_byte": floor.nats_per_byte, **asdict(floor), "seed": seed}
     files.floor.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return files
+
+
+def train_demo_tokenizer(files: DemoFiles, output: str | Path) -> Path:
+    """A tokenizer of ``VOCABULARY`` pieces with every character of the corpus; the model file's path."""
+    from minimind.data.texts import read_texts
+    from minimind.tokenizer import train_tokenizer
+
+    corpus = read_texts([files.pretrain, files.sft])
+    return train_tokenizer(corpus, output, VOCABULARY, character_coverage=1.0)
 
 
 def read_floor(file: str | Path) -> Floor:

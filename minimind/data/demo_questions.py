@@ -49,11 +49,10 @@ def attributes(language: Language, held_out: bool, rng: random.Random) -> Turns:
     names = some(rng, language.people if people else language.places, 2)
     facts = [(n, r, one(rng, r.values)) for n, r in ((one(rng, names), r) for r in some(rng, relations, 3))]
     name, relation, value = one(rng, facts)
-    told = language.space.join(n + r.verb + v + language.stop for n, r, v in facts)
-    return dialogue(
-        told + language.space + relation.ask.format(subject=name),
-        name + relation.verb + value + language.stop,
-    )
+    lead, answer_lead = ("Facts: ", "You said ") if language is ENGLISH else ("", "")
+    told = lead + language.space.join(n + r.verb + v + language.stop for n, r, v in facts)
+    ask = told + language.space + relation.ask.format(subject=name)
+    return dialogue(ask, answer_lead + name + relation.verb + value + language.stop)
 
 
 def sorting(language: Language, held_out: bool, rng: random.Random) -> Turns:
@@ -102,6 +101,8 @@ QUESTION_KINDS: dict[str, Callable[[Language, bool, random.Random], Turns]] = {
     "translation": translation,
     "memory": memory,
 }
+TRAINED_TWICE = ("attributes", "memory")
+"""Kinds of which training has twice as many: looking up takes a model longer than the rest."""
 DIVIDED_BY_ITEM = ("arithmetic", "sorting", "translation")
 
 

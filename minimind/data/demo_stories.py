@@ -27,7 +27,7 @@ from minimind.data.demo_words import (
     reserved,
 )
 
-KINDS = {"people": 3, "places": 3, "sums": 3, "sorting": 2, "lexicon": 1}
+KINDS = {"people": 3, "places": 3, "sums": 3, "sorting": 2, "lexicon": 2}
 """How often each kind is written: more of what takes a model longer to learn."""
 OPENINGS = {
     ("people", "en"): "This is a story of ",

@@ -116,6 +116,13 @@ def header_rows(s: RunSummary) -> list[tuple[str, str]]:
             "data",
             f"{s.rows:,} rows of {s.row_length}, {s.fill:.1%} full, {count(s.epoch_tokens)} trainable tokens",
         ),
+        *(
+            (
+                "",
+                f"{part['weight']:g} x {part['path']}: {part['epoch_rows']:,} rows an epoch of {part['rows']:,}",
+            )
+            for part in s.sources or ()
+        ),
         ("step", f"{s.rows_per_step} rows = {s.tokens_per_step:,} tokens ({split})"),
         ("run", f"{s.total_steps:,} steps, {s.epochs:.2f} epochs, {tokens} trainable tokens, {time}{start}"),
         ("precision", f"{s.precision}, {zero}, from {s.deepspeed_config}"),

@@ -7,7 +7,7 @@ stop, and decisions taken from numbers that are equal on all ranks.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from minimind.findings import Finding
 from minimind.training.checkpoints import BEST, clean_up, point, save_checkpoint, write_durably
 from minimind.training.engine import Engine
 from minimind.training.evaluation import evaluate
-from minimind.training.metrics import Metrics
+from minimind.training.health import Health
+from minimind.training.host import anonymous_memory, timed
+from minimind.training.metrics import Metrics, StepMetrics
 from minimind.training.recorder import Progress, Recorder
 from minimind.training.setup import Data, Plan
 from minimind.training.signals import StopRequest
@@ -45,6 +47,13 @@ class Run:
     about: dict[str, Any]
     protected: set[Path]
     overfit_one_batch: bool = False
+    health: Health = field(init=False)
+    waits: dict[int, float] = field(
+        default_factory=dict
+    )  # step -> seconds it waited for data; until reported
+
+    def __post_init__(self) -> None:
+        self.health = Health.from_state(self.progress.health, self.config.health)
 
     @property
     def rank(self) -> int:
@@ -58,11 +67,13 @@ class Run:
 def train(run: Run) -> str:
     """Train from ``run.progress`` to the end; returns why it ended: finished, stopped, early-stop or failed."""
     progress, plan, engine = run.progress, run.plan, run.engine
-    recorder = Recorder(run.metrics.step, engine.sum_over_ranks, run.batches.steps_per_epoch)
+    run.stop.training = True
+    recorder = Recorder(
+        lambda metrics: report(run, metrics), engine.sum_over_ranks, run.batches.steps_per_epoch
+    )
     steps = range(progress.step, plan.total_steps)
-    for micro_batches in prefetch(
-        (run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2
-    ):
+    ahead = prefetch((run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2)
+    for micro_batches in timed(ahead, run.waits, progress.step + 1):
         result = train_step(engine, micro_batches, run.stop.requested)
         progress.advance(result)
         recorder.add(result, progress)
@@ -89,6 +100,14 @@ def train(run: Run) -> str:
     return "finished"
 
 
+def report(run: Run, metrics: StepMetrics) -> None:
+    """One step's line, and after it what it says about the run's health."""
+    run.metrics.step(metrics)
+    wait = run.waits.pop(metrics.step, None)
+    for finding in run.health.observe_step(metrics, anonymous_memory(), wait):
+        run.metrics.finding(finding)
+
+
 def evaluate_now(run: Run) -> bool:
     """Evaluate on the held-out file; True if it is the best so far."""
     store, engine, progress = run.data.held_out, run.engine, run.progress
@@ -98,6 +117,8 @@ def evaluate_now(run: Run) -> bool:
     num_bytes = store.num_bytes if store.kind == "pretrain" else None
     result = evaluate(engine.module, batches, engine.device, progress.step, num_bytes, engine.sum_over_ranks)
     run.metrics.evaluation(result, progress.step)
+    for finding in run.health.observe_evaluation(progress.step, result.loss):
+        run.metrics.finding(finding)
     improved = progress.best_loss is None or result.loss < progress.best_loss
     if improved:
         progress.best_loss, progress.best_step, progress.evaluations_without_gain = (
@@ -119,6 +140,7 @@ def early_stop(run: Run) -> bool:
 def save(run: Run, best: bool = False) -> None:
     """Write a complete checkpoint, then delete what save_total_limit no longer keeps."""
     run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
+    run.progress.health = run.health.state()
     state = {"progress": run.progress.state()}
     checkpoint = save_checkpoint(run.engine, run.run_dir, run.progress.step, state, run.about)
     if run.rank == 0:

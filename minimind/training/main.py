@@ -23,11 +23,13 @@ from minimind.training.arguments import config_options, parse
 from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Control, Engine, start_processes
+from minimind.training.health import before_run
 from minimind.training.loop import Run, train
 from minimind.training.metrics import Metrics
+from minimind.training.parents import end_with_launcher
 from minimind.training.recorder import Progress
 from minimind.training.run_directory import write_run_files
-from minimind.training.signals import StopRequest
+from minimind.training.signals import StoppedEarly, StopRequest
 from minimind.training.summary import schedule_lines, summarize
 
 SFT_DEFAULTS = {"learning_rate": 1e-4}  # what "auto" means for fine-tuning: a tenth of pretraining's
@@ -49,12 +51,18 @@ def exit_with(work: Callable[[], int], debug: bool) -> NoReturn:
         elif os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         code = 2
+    except StoppedEarly as stopped:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"stopped by {stopped} before the first step: nothing was trained", file=sys.stderr)
+        code = 0
     sys.stdout.flush()
     sys.exit(code)
 
 
 def run(kind: Kind, arguments: argparse.Namespace) -> int:
     """Configure, prepare, build, train, export."""
+    stop = StopRequest().install()
+    end_with_launcher()
     config, model = configure(kind, arguments)
     hardware = detect()
     resolved = resolve(
@@ -67,7 +75,7 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
         defaults=SFT_DEFAULTS if kind == "sft" else None,
     )
     start_processes(config.emulate_fp16)
-    control, stop = Control(), StopRequest().install()
+    control = Control()
     data = setup.prepare_data(control, kind, config)
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
@@ -90,7 +98,15 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
     )
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
-    for finding in [*resolved.findings, *messages]:
+    rates = resolved.optimizer.params
+    usual = before_run(
+        kind,
+        resolved.optimizer.type,
+        rates.get("muon_lr", rates["lr"]),
+        config.model.num_parameters(),
+        config.health,
+    )
+    for finding in [*resolved.findings, *messages, *usual]:
         metrics.finding(finding)
     if arguments.dry_run:
         if engine.rank == 0 and resolved.scheduler is None:

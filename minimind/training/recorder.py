@@ -37,6 +37,7 @@ class Progress:
     evaluations_without_gain: int = 0
     wandb_id: str | None = None
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    health: dict[str, Any] = field(default_factory=dict)  # Health.state() as of the last save
 
     def advance(self, result: StepResult) -> None:
         """Count one more step."""

@@ -90,7 +90,9 @@ def _store(files: list[Path], tokenizer: Tokenizer, kind: Kind, config: RunConfi
 
     stores = [path for path in files if (path / MANIFEST).is_file() and (path / "tokens.bin").is_file()]
     if stores and len(files) > 1:
-        raise UserError(f"{stores[0]}: a prepared store can't be mixed with others; name the files it was made of")
+        raise UserError(
+            f"{stores[0]}: a prepared store can't be mixed with others; name the files it was made of"
+        )
     if stores:
         return _finished(stores[0], tokenizer, kind, config)
     return prepare(
