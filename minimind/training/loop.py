@@ -175,11 +175,11 @@ def post_mortem(run: Run) -> dict[str, Any]:
         "history": list(run.progress.history),
         "samples": ["{}:{}".format(*run.data.train.source(document)) for document in documents],
         "remedies": [
-            "resume from the last checkpoint with bf16.json, if the GPU is Ampere or newer",
-            "halve the learning rate",
-            "set gradient_clipping to 0.5",
-            "use ds_configs/fp16_fixed_scale.json (loss scale 1024)",
             "look at the samples above for text unlike the rest",
-            "train in fp32 (ds_configs/fp32.json)",
+            "halve the learning rate in the JSON and --resume",
+            "set gradient_clipping to 0.5 in the JSON and --resume",
+            "--resume with ds_configs/fp16_fixed_scale.json (loss scale 1024), if this is an fp16 run",
+            "start again with ds_configs/bf16.json, if the GPU is Ampere or newer (another precision can't resume)",
+            "start again with ds_configs/fp32.json",
         ],
     }

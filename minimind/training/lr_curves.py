@@ -205,7 +205,7 @@ def recommend_from_range(curve: Curve) -> Recommendation:
         return Recommendation(None, f"the loss was not finite at {at:.2g}, after {finite} steps",
                               f"start lower: --from {curve.rates[0] / 100:.2g}")  # fmt: skip
     width = max(1, finite // 20)
-    means = _centred(losses, width)
+    means = centred(losses, width)
     noise = _noise(losses[: finite // 2])
     bottom = min(range(finite), key=means.__getitem__)
     turned = finite < len(curve.losses) or means[-1] - means[bottom] > max(RISE * losses[0], NOISES * noise)
@@ -228,7 +228,7 @@ def recommend_from_range(curve: Curve) -> Recommendation:
                           "" if turned else f"a higher rate may be better: --to {rates[-1] * 10:.2g}")  # fmt: skip
 
 
-def _centred(values: Sequence[float], width: int) -> list[float]:
+def centred(values: Sequence[float], width: int) -> list[float]:
     """Mean over ``width`` values on either side; it does not lag, which would move the steepest point up."""
     windows = (values[max(0, i - width) : i + width + 1] for i in range(len(values)))
     return [statistics.fmean(window) for window in windows]

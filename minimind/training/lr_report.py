@@ -17,7 +17,7 @@ from rich.table import Table
 
 from minimind.report_charts import COLOURS
 from minimind.training.checkpoints import write_durably
-from minimind.training.lr_curves import Band, Curve, Recommendation, Verdict, smoothed
+from minimind.training.lr_curves import Band, Curve, Recommendation, Verdict, centred, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,7 +141,10 @@ def _draw_range(axes: Axes, outcome: Outcome) -> None:
     """Loss against the rate of each step, with the recommended rate as a line."""
     (curve,) = outcome.curves
     axes.plot(curve.rates, curve.losses, color=COLOURS[0], alpha=0.35, linewidth=0.8)
-    axes.plot(curve.rates, smoothed(curve.losses), color=COLOURS[0], linewidth=1.6)
+    means = centred(
+        curve.losses, max(1, len(curve.losses) // 20)
+    )  # as the recommendation saw it: without lag
+    axes.plot(curve.rates, means, color=COLOURS[0], linewidth=1.6)
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     if outcome.recommendation.rate is not None:
