@@ -100,13 +100,16 @@ def write_day(draft: Draft, language: Language) -> None:
 
 
 def write_recalls(draft: Draft, language: Language, known: Known) -> None:
-    """Ask for every fact, in any order, and answer with its statement."""
-    left = dict(known)
-    while left:
-        keys = list(left)
-        name, relation = keys[draft.pick([r.ask.format(subject=n) for n, r in keys], then=language.space)]
-        draft.say(name + relation.verb + left.pop((name, relation)) + language.stop)
-        draft.say(language.space if left else "")
+    """As many questions as facts, each drawn afresh, and each answered with its statement.
+
+    Drawn without putting back, a model would have to keep account of what has been asked to come near the floor.
+    """
+    facts = list(known)
+    questions = [relation.ask.format(subject=name) for name, relation in facts]
+    for number in range(len(facts)):
+        name, relation = facts[draft.pick(questions, then=language.space)]
+        draft.say(name + relation.verb + known[name, relation] + language.stop)
+        draft.say(language.space if number < len(facts) - 1 else "")
 
 
 def write_list(draft: Draft, language: Language, write_item: Callable[[Draft, Language], None]) -> None:

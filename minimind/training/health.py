@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from minimind.findings import Finding
@@ -151,8 +152,9 @@ class Health:
         flat = [] if decaying or swings else _some(rules.plateau(self.loss_blocks, config))
         high = "grad-norm-high" in self.episodes
         band = [] if high else _some(rules.grad_norm_band(self.norms, bool(flat), config))
-        # Vanishing gradients explain a plateau: one illness, one finding.
-        return found + swings + (band if any(f.code == "grad-norm-below-band" for f in band) else flat + band)
+        # Small gradients explain a plateau: one illness, one finding, once the norms' window is full.
+        small = bool(self.norms) and median(self.norms) < config.grad_norm_band[0]
+        return [*found, *swings, *band, *([] if small else flat)]
 
     def _machine(
         self, metrics: StepMetrics, memory_bytes: int | None, data_wait: float | None

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from minimind.config import RunConfig, load_run_config
 from minimind.data.conversations import Kind
 from minimind.errors import UserError
-from minimind.hardware import detect
+from minimind.findings import Finding
+from minimind.hardware import Hardware, detect
 from minimind.model import Transformer
 from minimind.training import setup
 from minimind.training.arguments import config_options, parse
@@ -65,54 +66,26 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     end_with_launcher()
     config, model = configure(kind, arguments)
     hardware = detect()
-    resolved = resolve(
-        arguments.deepspeed_config,
-        config,
-        int(os.environ.get("WORLD_SIZE", "1")),
-        hardware,
-        emulate_fp16=config.emulate_fp16,
-        num_parameters=config.model.num_parameters(),
-        defaults=SFT_DEFAULTS if kind == "sft" else None,
-    )
+    resolved = resolve_json(kind, arguments, config, hardware)
+
     start_processes(config.emulate_fp16)
-    control = Control()
-    data = setup.prepare_data(control, kind, config)
+    data = setup.prepare_data(Control(), kind, config)
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
 
     about = describe(config, resolved, data)
-    checkpoint, messages = find_checkpoint(arguments.resume, config.output_dir, about)
+    checkpoint, damaged = find_checkpoint(arguments.resume, config.output_dir, about)
     engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule.factor, config)
-    progress = Progress()
-    if checkpoint is not None:
-        progress = Progress.from_state(engine.load(checkpoint.path)["progress"])
+    progress = Progress.from_state(engine.load(checkpoint.path)["progress"]) if checkpoint else Progress()
 
-    metrics = Metrics(
-        config.output_dir,
-        engine.rank,
-        config,
-        plan.total_steps,
-        resumed_step=progress.step if checkpoint else None,
-        wandb_id=progress.wandb_id,
-        dry_run=arguments.dry_run,
-    )
+    metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
-    rates = resolved.optimizer.params
-    usual = before_run(
-        kind,
-        resolved.optimizer.type,
-        rates.get("muon_lr", rates["lr"]),
-        config.model.num_parameters(),
-        config.health,
-    )
-    for finding in [*resolved.findings, *messages, *usual]:
+    for finding in [*resolved.findings, *damaged, *usual_rates(kind, config, resolved)]:
         metrics.finding(finding)
     if arguments.dry_run:
-        if engine.rank == 0 and resolved.scheduler is None:
-            print(*schedule_lines(plan, engine.lr / plan.schedule.factor(progress.step)), sep="\n")
-        metrics.close(None, reason="dry run")
-        return 0
+        return end_dry_run(metrics, engine, resolved, plan, progress)
+
     if engine.rank == 0:
         write_run_files(config.output_dir, config, resolved.config, hardware)
     protected = {checkpoint.path} if checkpoint else set()
@@ -124,6 +97,58 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     metrics.close(final, reason=reason)
     engine.close()
     return 1 if reason == "failed" else 0
+
+
+def resolve_json(
+    kind: Kind, arguments: argparse.Namespace, config: RunConfig, hardware: Hardware
+) -> Resolved:
+    """The DeepSpeed JSON, checked and filled for this run; the launcher says how many ranks there are."""
+    return resolve(
+        arguments.deepspeed_config,
+        config,
+        int(os.environ.get("WORLD_SIZE", "1")),
+        hardware,
+        emulate_fp16=config.emulate_fp16,
+        num_parameters=config.model.num_parameters(),
+        defaults=SFT_DEFAULTS if kind == "sft" else None,
+    )
+
+
+def open_metrics(
+    arguments: argparse.Namespace,
+    config: RunConfig,
+    rank: int,
+    total_steps: int,
+    progress: Progress,
+    resumed: bool,
+) -> Metrics:
+    """The run's metrics, cut back to the resumed step; an old run's are kept under another name."""
+    return Metrics(
+        config.output_dir,
+        rank,
+        config,
+        total_steps,
+        resumed_step=progress.step if resumed else None,
+        wandb_id=progress.wandb_id,
+        dry_run=arguments.dry_run,
+    )
+
+
+def usual_rates(kind: Kind, config: RunConfig, resolved: Resolved) -> list[Finding]:
+    """Whether the learning rate is out of the band that is usual for the model's size."""
+    rates = resolved.optimizer.params
+    rate = rates.get("muon_lr", rates["lr"])
+    return before_run(kind, resolved.optimizer.type, rate, config.model.num_parameters(), config.health)
+
+
+def end_dry_run(
+    metrics: Metrics, engine: Engine, resolved: Resolved, plan: setup.Plan, progress: Progress
+) -> int:
+    """Show the learning rate over the run, and train nothing."""
+    if engine.rank == 0 and resolved.scheduler is None:
+        print(*schedule_lines(plan, engine.lr / plan.schedule.factor(progress.step)), sep="\n")
+    metrics.close(None, reason="dry run")
+    return 0
 
 
 def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Transformer | None]:

@@ -229,7 +229,7 @@ def test_a_resumed_run_gives_the_same_findings(change: Change) -> None:
 def test_the_state_does_not_grow_with_the_run() -> None:
     health = Health()
     sizes = []
-    for count in (800, 800, 800):
+    for count in (1200, 400, 800):
         observe(health, healthy(3, steps=count))
         sizes.append(len(pickle.dumps(health.state())))
     assert sizes[2] < 1.1 * sizes[0] < 100_000
