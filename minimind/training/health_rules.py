@@ -113,7 +113,10 @@ def oscillation(losses: Sequence[float], config: HealthConfig) -> Finding | None
     # Von Neumann's ratio, 2 (1 - r1): 2 for independent noise, 4 for strict alternation; a trend lowers it.
     ratio = fmean(jump * jump for jump in jumps) / max(deviation**2, 1e-18)
     alternates = ratio > 3.0 and deviation > config.oscillation_amplitude * level
-    if waves < config.oscillation_reversals and not alternates:
+    # Slow waves tie neighbouring steps together (ratio near 0). Batches of unlike texts make large block means turn
+    # round too, but independently (the built-in corpus: 1.8).
+    swings = waves >= config.oscillation_reversals and ratio < 1.5
+    if not swings and not alternates:
         return None
     return Finding(
         "loss-oscillates",

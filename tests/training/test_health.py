@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from minimind.findings import Finding
 from minimind.health_config import HealthConfig
 from minimind.training.health import Health, before_run
-from minimind.training.health_rules import Blocks, reversals
+from minimind.training.health_rules import Blocks, oscillation, reversals
 from minimind.training.metrics import StepMetrics
 
 STEPS = 2000
@@ -296,3 +296,11 @@ def test_reversals_count_only_large_moves() -> None:
     assert reversals([0, 3, 0, 3, 0], 2) == 3
     assert reversals([0, 1, 0, 1, 0], 2) == 0
     assert reversals([9, 7, 5, 3, 1], 2) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_of_unlike_texts_are_not_an_oscillation(seed: int) -> None:
+    """Few rows a step and kinds of text with very different losses: large independent noise (the built-in corpus)."""
+    draw = random.Random(seed)
+    losses = [sum(draw.choice([0.2, 0.5, 0.6, 1.4]) for _ in range(4)) / 4 for _ in range(128)]
+    assert oscillation(losses, HealthConfig()) is None
