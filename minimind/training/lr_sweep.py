@@ -23,7 +23,6 @@ from rich.console import Console
 
 from minimind.config import RunConfig, load_run_config
 from minimind.data.batches import Batches, prefetch
-from minimind.errors import UserError
 from minimind.hardware import Hardware, detect
 from minimind.training import setup
 from minimind.training.arguments import config_options
@@ -108,8 +107,10 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest) -> Bench:
     values = read_source(arguments.deepspeed_config).values
     start_processes(config.emulate_fp16)
     control = Control()
-    control.first_does(lambda: _write_run_files(config, base, hardware))
     data = setup.prepare_data(control, "pretrain", config)
+    control.first_does(
+        lambda: write_run_files(config.output_dir, config, base.config, hardware, data.tokenizer)
+    )
     batches = setup.make_batches(data, config, base)
     steps = arguments.steps or (RANGE_STEPS if arguments.range_test else SWEEP_STEPS)
     bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, Console())
@@ -130,16 +131,6 @@ def _resolve(source: Path | Mapping[str, Any], config: RunConfig, hardware: Hard
         emulate_fp16=config.emulate_fp16,
         num_parameters=config.model.num_parameters(),
     )
-
-
-def _write_run_files(config: RunConfig, base: Resolved, hardware: Hardware) -> None:
-    """Before the first step, so that a directory that can't be written is known now."""
-    try:
-        write_run_files(config.output_dir, config, base.config, hardware)
-    except OSError as error:
-        raise UserError(
-            f"{config.output_dir}: can't write there: {error.strerror}; give --output-dir"
-        ) from None
 
 
 def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:

@@ -79,6 +79,10 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule.factor, config)
     progress = Progress.from_state(engine.load(checkpoint.path)["progress"]) if checkpoint else Progress()
 
+    if not arguments.dry_run:
+        engine.control.first_does(
+            lambda: write_run_files(config.output_dir, config, resolved.config, hardware, data.tokenizer)
+        )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
     for finding in [*resolved.findings, *damaged, *usual_rates(kind, config, resolved)]:
@@ -86,8 +90,6 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)
 
-    if engine.rank == 0:
-        write_run_files(config.output_dir, config, resolved.config, hardware)
     protected = {checkpoint.path} if checkpoint else set()
     reason = train(
         Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir, about, protected,

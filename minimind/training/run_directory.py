@@ -1,4 +1,4 @@
-"""What a run writes about itself: config.yaml, ds_config.json, environment.json."""
+"""What a run writes about itself: config.yaml, ds_config.json, environment.json, tokenizer.model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.errors import UserError
 from minimind.hardware import Hardware
+from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training.checkpoints import write_durably
 
 PACKAGES = (
@@ -27,14 +29,31 @@ PACKAGES = (
 MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
 
 
-def write_run_files(run_dir: Path, config: RunConfig, ds_config: dict[str, Any], hardware: Hardware) -> None:
-    """Write the resolved configuration and the environment; rank 0 only.
+def write_run_files(
+    run_dir: Path, config: RunConfig, ds_config: dict[str, Any], hardware: Hardware, tokenizer: Tokenizer
+) -> None:
+    """Write the resolved configuration, the environment and the tokenizer; rank 0 only.
 
-    Raises OSError when the directory can't be written.
+    The tokenizer is copied so that a checkpoint can be used after its original has moved.
+
+    Raises UserError when the directory can't be written.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        _write(run_dir, config, ds_config, hardware, tokenizer)
+    except OSError as error:
+        raise UserError(
+            f"{run_dir}: can't write there: {error.strerror}; give another --output-dir"
+        ) from None
+
+
+def _write(
+    run_dir: Path, config: RunConfig, ds_config: dict[str, Any], hardware: Hardware, tokenizer: Tokenizer
+) -> None:
     write_durably(run_dir / "config.yaml", config.dump_yaml())
     write_durably(run_dir / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
+    if not (run_dir / FILE_NAME).exists() or (run_dir / FILE_NAME).read_bytes() != tokenizer.model_bytes:
+        (run_dir / FILE_NAME).write_bytes(tokenizer.model_bytes)
     write_durably(run_dir / "environment.json", json.dumps(environment(hardware), indent=2) + "\n")
 
 

@@ -111,6 +111,7 @@ def test_a_run_directory_holds_what_the_readme_names(files: dict[str, Path], tmp
         "metrics.jsonl",
         "latest",
         "best",
+        "tokenizer.model",
         "final",
     ):
         assert (tmp_path / name).exists(), name
@@ -260,6 +261,7 @@ def test_resuming_another_run_is_refused_with_the_differences(
         (["--set", "modle=26m"], 'unknown key "modle".*did you mean "model"'),
         (["--set", "model=27m"], "26m"),
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
+        (["--output-dir", "/dev/null/run"], "/dev/null/run: can't write there"),
     ],
 )
 def test_wrong_use_is_one_clear_error(
