@@ -108,7 +108,9 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
     print(f"$ {printable(command)}", flush=True)
     environment = dict(os.environ)
     if detect().device_type == "cpu":
-        environment.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns, twice a command, that it found no GPU
+        environment.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # else DeepSpeed warns, twice a command, that it found no GPU
     code = subprocess.run(command, check=False, env=environment).returncode % 256
     if code == 0 and not (run_dir / "final").is_dir():
         _say(f"{run_dir} was stopped before it was finished")
