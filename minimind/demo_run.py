@@ -27,7 +27,6 @@ from minimind.training.metrics_file import FILE_NAME, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTIONS, PASS = 10, 7
-VOCABULARY = 1024  # enough for the corpus's small lexicon; a larger one would only slow the output layer down
 
 
 def run_demo(directory: Path) -> int:
@@ -57,15 +56,13 @@ def run_demo(directory: Path) -> int:
 
 def _prepare(directory: Path) -> tuple[Path, Path]:
     """The built-in corpus and a tokenizer trained on it."""
-    from minimind.data.demo import write_demo
-    from minimind.data.texts import read_texts
-    from minimind.tokenizer import train_tokenizer
+    from minimind.data.demo import VOCABULARY, train_demo_tokenizer, write_demo
 
     corpus, tokenizer = directory / "data", directory / "tokenizer"
     _say(f"writing the built-in corpus to {corpus}")
-    write_demo(corpus)
+    files = write_demo(corpus)
     _say(f"training a tokenizer of {VOCABULARY} pieces on it")
-    train_tokenizer(read_texts([corpus / "pretrain.jsonl", corpus / "sft.jsonl"]), tokenizer, VOCABULARY)
+    train_demo_tokenizer(files, tokenizer)
     return corpus, tokenizer
 
 

@@ -131,18 +131,14 @@ def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -
 
 def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path], Path]:
     """The built-in corpus and, unless one is given, a tokenizer trained on it."""
-    from minimind.data.demo import write_demo
-    from minimind.data.texts import read_texts
-    from minimind.tokenizer import train_tokenizer
+    from minimind.data.demo import train_demo_tokenizer, write_demo
 
     directory = default_cache() / "demo"
-    write_demo(directory)
+    corpus = write_demo(directory)
     if tokenizer is None:
         tokenizer = directory / "tokenizer"
         if not (tokenizer / "tokenizer.model").exists():
-            train_tokenizer(
-                read_texts([directory / "pretrain.jsonl", directory / "sft.jsonl"]), tokenizer, 1024
-            )
+            train_demo_tokenizer(corpus, tokenizer)
     names = ("pretrain.jsonl", "eval.jsonl") if kind == "pretrain" else ("sft.jsonl", "sft_eval.jsonl")
     return [directory / names[0]], [directory / names[1]], tokenizer
 
