@@ -304,3 +304,12 @@ def test_batches_of_unlike_texts_are_not_an_oscillation(seed: int) -> None:
     draw = random.Random(seed)
     losses = [sum(draw.choice([0.2, 0.5, 0.6, 1.4]) for _ in range(4)) / 4 for _ in range(128)]
     assert oscillation(losses, HealthConfig()) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_fall_with_noise_is_not_an_oscillation(seed: int) -> None:
+    draw = random.Random(seed)
+    for start in (40, 80, 120):
+        fall = [0.8 + 5 * math.exp(-step / 40) for step in range(start, start + 128)]
+        losses = [level + sum(draw.choice([-0.6, -0.1, 0.0, 0.7]) for _ in range(4)) / 4 for level in fall]
+        assert oscillation(losses, HealthConfig()) is None
