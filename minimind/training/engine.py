@@ -251,7 +251,10 @@ class Engine:
         path, client_state = self.ds.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise RuntimeError(f"{directory}: DeepSpeed loaded nothing")
+        ours = isinstance(self.scheduler, ScheduleApplier)
         for group, settings in zip(self.ds.basic_optimizer.param_groups, fresh_groups, strict=True):
+            if not ours:  # DeepSpeed's schedulers leave the coming step's rate in the group and nowhere else
+                settings["lr"] = group["lr"]
             group.update(settings)
         if clip is not None:
             self.optimizer.clip_grad = clip

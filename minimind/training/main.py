@@ -69,18 +69,22 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     resolved = resolve_json(kind, arguments, config, hardware)
 
     start_processes(config.emulate_fp16)
-    data = setup.prepare_data(Control(), kind, config)
+    control = Control()
+    data = setup.prepare_data(control, kind, config)
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
 
     about = describe(config, resolved, data)
-    checkpoint, damaged = find_checkpoint(arguments.resume, config.output_dir, about)
+    # Rank 0 verifies for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
+    checkpoint, damaged = control.first_does(
+        lambda: find_checkpoint(arguments.resume, config.output_dir, about)
+    )
     engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule.factor, config)
     progress = Progress.from_state(engine.load(checkpoint.path)["progress"]) if checkpoint else Progress()
 
     if not arguments.dry_run:
-        engine.control.first_does(
+        control.first_does(
             lambda: write_run_files(config.output_dir, config, resolved.config, hardware, data.tokenizer)
         )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)

@@ -89,8 +89,3 @@ class ScheduleApplier:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.applied_steps = int(state["applied_steps"])
         self._set()
-
-    def scale_peaks(self, ratio: float) -> None:
-        """Multiply every peak by ``ratio`` (the recovery ladder halves the learning rate with it)."""
-        self.peaks = [peak * ratio for peak in self.peaks]
-        self._set()

@@ -287,6 +287,22 @@ def test_a_scheduler_in_the_json_runs_as_deepspeed_runs_it(
     )  # the table of real runs for 0.19.8
     codes = {finding["code"]: finding["message"] for finding in records(tmp_path / "run", "finding")}
     assert "step" in codes["scheduler-deepspeed"]
+    # and a resumed run goes on at the rate that DeepSpeed had set for the coming step, not at the first one's
+    whole = curve(tmp_path / "run")
+    again = str(tmp_path / "run" / "checkpoints" / "step-00000010")
+    launch(
+        "pretrain",
+        str(path),
+        files,
+        tmp_path / "run",
+        "--max-steps",
+        "12",
+        "--set",
+        "eval_steps=12",
+        "--resume",
+        again,
+    )
+    assert curve(tmp_path / "run") == whole
 
 
 @pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "muon.json"])
