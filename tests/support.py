@@ -21,6 +21,23 @@ from minimind.model import Transformer
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
 CPU = Hardware("cpu", fp16=False, bf16=True)
 VOCABULARY, LENGTH = 64, 24
+WORDS = [
+    "the",
+    "sea",
+    "is",
+    "calm",
+    "and",
+    "海",
+    "很",
+    "平静",
+    "mountain",
+    "river",
+    "山",
+    "水",
+    "of",
+    "day",
+    "一二三",
+]
 TINY = (
     f"model={{vocab_size: {VOCABULARY}, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
     "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}"

@@ -35,6 +35,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from minimind.durable import sync_directory
 from minimind.errors import UserError
 
 Kind = Literal["pretrain", "sft"]
@@ -192,14 +193,14 @@ class StoreWriter:
             file.write(manifest)
             file.flush()
             os.fsync(file.fileno())
-        _sync_directory(self._building)
+        sync_directory(self._building)
         try:
             self._building.rename(self.path)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not (self.path / MANIFEST).exists():
                 raise
             self.abort()
-        _sync_directory(self.path.parent)
+        sync_directory(self.path.parent)
 
     def _flush(self) -> None:
         documents = self._pending
@@ -350,11 +351,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from minimind.durable import sync_directory, write_durably
 from minimind.errors import UserError
 from minimind.findings import Finding
 
@@ -74,7 +75,7 @@ def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
     if final.exists():  # an earlier save of this step, from before a resume
         shutil.rmtree(final)
     os.rename(temporary, final)
-    _sync_directory(final.parent)
+    sync_directory(final.parent)
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -95,25 +96,6 @@ def _digest(file: Any) -> Any:
 
 def _files(directory: Path) -> Iterator[Path]:
     return (path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != MANIFEST)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` in one step that survives a crash."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def point(pointer: Path, target: Path) -> None:

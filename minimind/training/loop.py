@@ -13,8 +13,9 @@ from typing import Any
 
 from minimind.config import RunConfig
 from minimind.data.batches import Batches, prefetch, sequential_batches
+from minimind.durable import write_durably
 from minimind.findings import Finding
-from minimind.training.checkpoints import BEST, clean_up, point, save_checkpoint, write_durably
+from minimind.training.checkpoints import BEST, clean_up, point, save_checkpoint
 from minimind.training.engine import Engine
 from minimind.training.evaluation import evaluate
 from minimind.training.health import Health

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from minimind.durable import write_durably
 from minimind.report_charts import COLOURS
-from minimind.training.checkpoints import write_durably
 from minimind.training.lr_curves import Band, Curve, Recommendation, Verdict, centred, smoothed
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.durable import write_durably
 from minimind.errors import UserError
 from minimind.hardware import Hardware
 from minimind.tokenizer import FILE_NAME, Tokenizer
-from minimind.training.checkpoints import write_durably
 
 PACKAGES = (
     "torch",

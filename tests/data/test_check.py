@@ -17,32 +17,8 @@ from minimind.data.conversations import Fields
 from minimind.data.prepare import prepare
 from minimind.data.statistics import SCRIPTS, Duplicates, count_scripts, minhash, percentiles
 from minimind.data.store import TokenStore
-from minimind.tokenizer import Tokenizer, train_tokenizer
-
-WORDS = [
-    "the",
-    "sea",
-    "is",
-    "calm",
-    "and",
-    "海",
-    "很",
-    "平静",
-    "mountain",
-    "river",
-    "山",
-    "水",
-    "of",
-    "day",
-    "一二三",
-]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    draw = random.Random(0)
-    texts = [" ".join(draw.choices(WORDS, k=30)) for _ in range(200)]
-    return Tokenizer.load(train_tokenizer(texts, tmp_path_factory.mktemp("tokenizer"), vocab_size=330))
+from minimind.tokenizer import Tokenizer
+from tests.support import WORDS
 
 
 def write(path: Path, rows: list[object]) -> Path:

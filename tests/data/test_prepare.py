@@ -26,32 +26,8 @@ from minimind.data.prepare import prepare
 from minimind.data.sources import Chunk, Record
 from minimind.data.store import StoreWriter, TokenStore
 from minimind.errors import UserError
-from minimind.tokenizer import Tokenizer, train_tokenizer
-
-WORDS = [
-    "the",
-    "sea",
-    "is",
-    "calm",
-    "and",
-    "海",
-    "很",
-    "平静",
-    "mountain",
-    "river",
-    "山",
-    "水",
-    "of",
-    "day",
-    "一二三",
-]
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    draw = random.Random(0)
-    texts = [" ".join(draw.choices(WORDS, k=30)) for _ in range(200)]
-    return Tokenizer.load(train_tokenizer(texts, tmp_path_factory.mktemp("tokenizer"), vocab_size=330))
+from minimind.tokenizer import Tokenizer
+from tests.support import WORDS
 
 
 @pytest.fixture
