@@ -120,13 +120,15 @@ class Transformer(nn.Module):
 
     ``gradient_checkpointing`` (attribute): recompute each layer in the backward pass; less memory, a third
     more work, the same gradients. ``attention_backend`` (attribute): "auto", "runs", "mask" or "flex"; see
-    ``attention.py``.
+    ``attention.py``. ``output_size`` (attribute): ids from here on are never generated; a tokenizer may hold fewer
+    pieces than the vocabulary has rows, and the rows beyond it were never trained.
     """
 
     def __init__(self, config: ModelConfig, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False
+        self.output_size = config.vocab_size
         self.attention_backend: attention.Backend = "auto"
         self.model = Body(config)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
@@ -203,8 +205,9 @@ class Transformer(nn.Module):
         return linear(hidden, self.output_weight)
 
     def next_logits(self, input_ids: Tensor, cache: KVCache) -> Tensor:
-        """Logits [B, V] for the token after ``input_ids`` [B, T]: the other positions' logits are not computed."""
-        return linear(self.hidden_states(input_ids, cache=cache)[:, -1], self.output_weight)
+        """Logits [B, output_size] for the token after ``input_ids`` [B, T]: other positions' are not computed."""
+        weight = self.output_weight[: self.output_size]
+        return linear(self.hidden_states(input_ids, cache=cache)[:, -1], weight)
 
     def new_cache(self, batch: int, capacity: int, starts: Tensor | None = None) -> KVCache:
         """An empty cache for ``batch`` rows of up to ``capacity`` tokens (``starts``: left padding, see KVCache)."""

@@ -123,7 +123,7 @@ def generate(
     sampler = Sampler(temperature, top_p, top_k, repetition_penalty)
     longest, count = _room(model, [prompt_ids], max_new_tokens)
     device = model.output_weight.device
-    row = _Row(sampler, prompt_ids, model.config.vocab_size, device, seed)
+    row = _Row(sampler, prompt_ids, model.output_size, device, seed)
     return _stream(model, list(prompt_ids), longest + count, count, row, frozenset(stop_ids))
 
 
@@ -160,7 +160,7 @@ def generate_batch(
         return []
     sampler, stops = Sampler(temperature, top_p, top_k, repetition_penalty), frozenset(stop_ids)
     longest, count = _room(model, prompts, max_new_tokens)
-    device, vocab = model.output_weight.device, model.config.vocab_size
+    device, vocab = model.output_weight.device, model.output_size
     rows = [_Row(sampler, prompt, vocab, device, seed + i) for i, prompt in enumerate(prompts)]
     pending, cache = _left_padded(model, prompts, longest, longest + count)
     greedy = sampler.temperature == 0 and sampler.repetition_penalty == 1.0

@@ -47,6 +47,7 @@ def load_model(
             f"{loaded.path}: {loaded.vocab_size} pieces do not fit the vocabulary of {source} ({config.vocab_size}); "
             "give the tokenizer it was trained with"
         )
+    model.output_size = loaded.vocab_size
     return model.to(device=device, dtype=dtype or default_dtype(device)).eval(), loaded
 
 

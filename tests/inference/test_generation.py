@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from minimind.errors import UserError
-from minimind.inference.generation import Sampler, generate, generate_batch
+from minimind.inference.generation import Sampler, generate, generate_batch, load_model
+from minimind.interop.huggingface import save_pretrained
 from minimind.model import ModelConfig, Transformer
+from minimind.tokenizer import Tokenizer
 
 CONFIG = ModelConfig.preset(
     "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8,
@@ -152,3 +155,24 @@ def test_sampler_agrees_with_transformers() -> None:
         theirs = step(None, theirs)
     ours = Sampler(0.7, 0.9, 20)._probabilities(logits[0] / 0.7)
     torch.testing.assert_close(ours / ours.sum(), theirs.softmax(-1)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "penalty"), [(0.0, 1.0), (2.0, 1.0), (1.0, 1.3)], ids=["greedy", "hot", "penalised"]
+)
+def test_ids_beyond_the_tokenizer_are_never_generated(
+    temperature: float, penalty: float, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """A vocabulary larger than the tokenizer is allowed; its untrained rows must not come out."""
+    tokenizer = Tokenizer.load(files["tokenizer"])
+    config = ModelConfig.preset("tiny", vocab_size=tokenizer.vocab_size + 70)
+    trained = Transformer(config)
+    with torch.no_grad():
+        trained.model.embed_tokens.weight[tokenizer.vocab_size :] *= 50  # far likelier than any real piece
+    save_pretrained(trained.state_dict(), config, tokenizer, tmp_path)
+    loaded, _ = load_model(tmp_path)
+    options = {"temperature": temperature, "repetition_penalty": penalty}
+    single = list(generate(loaded, [1, 5, 9], 30, **options))
+    (batched,) = generate_batch(loaded, [[1, 5, 9]], 30, **options)
+    assert len(single) == len(batched) == 30
+    assert max(single + batched) < tokenizer.vocab_size
