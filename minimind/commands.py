@@ -82,6 +82,7 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     from minimind.data.mixture import Part
     from minimind.data.store import TokenStore
     from minimind.report import load_run
+    from minimind.training.recovery import data_step, read_rollbacks
 
     about = load_run(run_dir).about
     if about.get("store") is None or about.get("seed") is None:
@@ -102,5 +103,6 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
         seed=about["seed"],
         parts=[Part(part["path"], part["weight"], part["files"]) for part in about.get("sources") or []],
     )
-    documents = {document for document, _, _ in batches.documents(step - 1)}
+    rollbacks = read_rollbacks(run_dir, about["total_steps"])
+    documents = {document for document, _, _ in batches.documents(data_step(step - 1, rollbacks))}
     return [f"{name}:{line}" for name, line in sorted(store.source(document) for document in documents)]

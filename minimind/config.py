@@ -22,6 +22,7 @@ from minimind.errors import UserError
 from minimind.health_config import HealthConfig
 from minimind.model_config import PRESETS, ModelConfig
 from minimind.problems import nearest, raise_problems
+from minimind.recovery_config import RecoveryConfig
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -165,6 +166,7 @@ class RunConfig(BaseModel):
     gradient_checkpointing: bool = False
     emulate_fp16: bool = False
     health: HealthConfig = HealthConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -134,7 +134,11 @@ class Batches:
 
     def documents(self, step: int) -> list[tuple[int, int, int]]:
         """(document, start, length) of every piece in the whole step; the same for any number of ranks."""
-        rows, (pieces, _) = self._reader.rows, self._reader.pieces(self.rows(step))
+        return self.documents_in(self.rows(step))
+
+    def documents_in(self, packed: Ints) -> list[tuple[int, int, int]]:
+        """(document, start, length) of every piece in these packed rows."""
+        rows, (pieces, _) = self._reader.rows, self._reader.pieces(packed)
         columns = (rows.document[pieces], rows.start[pieces], rows.length[pieces])
         return list(zip(*(column.tolist() for column in columns), strict=True))
 

@@ -227,6 +227,13 @@ class Engine:
         self._scaler_update(overflow)
         return False
 
+    @torch.no_grad()
+    def broken_parameters(self) -> list[str]:
+        """Names of the weights that hold a NaN or inf; waits for the device once."""
+        named = list(self.module.named_parameters())
+        finite = torch.stack([parameter.isfinite().all() for _, parameter in named]).tolist()
+        return [name for (name, _), fine in zip(named, finite, strict=True) if not fine]
+
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         """Element-wise sum of host numbers over the ranks."""
         return self.control.sum(values)

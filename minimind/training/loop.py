@@ -7,7 +7,8 @@ stop, and decisions taken from numbers that are equal on all ranks.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,22 @@ from minimind.config import RunConfig
 from minimind.data.batches import Batches, prefetch, sequential_batches
 from minimind.durable import write_durably
 from minimind.findings import Finding
-from minimind.training.checkpoints import BEST, clean_up, point, save_checkpoint
+from minimind.training.checkpoints import BEST, all_checkpoints, clean_up, point, save_checkpoint
+from minimind.training.culprits import find_culprits, shorten
 from minimind.training.engine import Engine
 from minimind.training.evaluation import evaluate
 from minimind.training.health import Health
 from minimind.training.host import anonymous_memory, timed
 from minimind.training.metrics import Metrics, StepMetrics
 from minimind.training.recorder import Progress, Recorder
+from minimind.training.recovery import Rollback, data_step
 from minimind.training.setup import Data, Plan
 from minimind.training.signals import StopRequest
-from minimind.training.step import train_step
+from minimind.training.step import StepResult, train_step
+from minimind.training.trouble import Trouble, Watch
 
-MAX_CONSECUTIVE_SKIPS = (
-    64  # from 2^16 with hysteresis 2, seventeen overflows reach scale 1: far beyond is hopeless
-)
 POST_MORTEM = "post_mortem.json"
+NOT_FINITE = ("loss-not-finite", "gradient-not-finite")  # findings that name their samples
 
 
 @dataclass
@@ -47,26 +49,31 @@ class Run:
     run_dir: Path
     about: dict[str, Any]
     protected: set[Path]
+    rollbacks: Sequence[Rollback] = ()  # that this run lives with
     overfit_one_batch: bool = False
     health: Health = field(init=False)
+    watch: Watch = field(init=False)
+    trouble: Trouble | None = None
     waits: dict[int, float] = field(
         default_factory=dict
     )  # step -> seconds it waited for data; until reported
 
     def __post_init__(self) -> None:
         self.health = Health.from_state(self.progress.health, self.config.health)
+        self.watch = Watch(self.config.recovery, self.config.health, self.engine.resolved.dynamic_scale)
+        self.watch.load(self.progress.watch)
 
     @property
     def rank(self) -> int:
         return self.engine.rank
 
     def data_step(self, step: int) -> int:
-        """Which step's data step ``step`` trains on."""
-        return 0 if self.overfit_one_batch else step
+        """Which step of the data order training step ``step`` (both 0-based) uses."""
+        return 0 if self.overfit_one_batch else data_step(step, self.rollbacks)
 
 
 def train(run: Run) -> str:
-    """Train from ``run.progress`` to the end; returns why it ended: finished, stopped, early-stop or failed."""
+    """Train from ``run.progress`` on; why it ended: finished, stopped, early-stop or trouble (``run.trouble``)."""
     progress, plan, engine = run.progress, run.plan, run.engine
     run.stop.training = True
     recorder = Recorder(
@@ -80,15 +87,14 @@ def train(run: Run) -> str:
         recorder.add(result, progress)
 
         step, last = progress.step, progress.step == plan.total_steps
-        hopeless = result.update.exhausted or progress.consecutive_skips >= MAX_CONSECUTIVE_SKIPS
         evaluating = (
             bool(plan.eval_steps) and (last or step % (plan.eval_steps or 1) == 0) and not result.stop
         )
         saving = last or result.stop or step % plan.save_steps == 0
-        if evaluating or saving or hopeless or step % run.config.logging_steps == 0 or step == 1:
+        if evaluating or saving or due(run, result):
             recorder.flush()
-        if hopeless:
-            return give_up(run)
+        if in_trouble(run, result, saving, last):
+            return "trouble"
         improved = evaluating and evaluate_now(run)
         if saving or improved:
             save(run, best=improved)
@@ -101,12 +107,40 @@ def train(run: Run) -> str:
     return "finished"
 
 
+def due(run: Run, result: StepResult) -> bool:
+    """Whether this step's numbers are read now: at the log cadence, or because steps are being skipped in a row."""
+    step, patience = run.progress.step, run.config.recovery.non_finite_patience
+    skipping = result.update.exhausted or run.progress.consecutive_skips >= patience
+    return skipping or step == 1 or step % run.config.logging_steps == 0
+
+
 def report(run: Run, metrics: StepMetrics) -> None:
     """One step's line, and after it what it says about the run's health."""
     run.metrics.step(metrics)
     wait = run.waits.pop(metrics.step, None)
     for finding in run.health.observe_step(metrics, anonymous_memory(), wait):
-        run.metrics.finding(finding)
+        run.metrics.finding(with_samples(run, finding) if finding.code in NOT_FINITE else finding)
+    run.trouble = run.trouble or run.watch.observe(metrics)
+
+
+def with_samples(run: Run, finding: Finding) -> Finding:
+    """The lowest rung of the ladder: the update was skipped, and here are the samples. All ranks call it."""
+    assert finding.step is not None
+    samples = find_culprits(run.engine, run.batches, run.data.train, run.data_step(finding.step - 1))
+    run.metrics.recovery({"step": finding.step, "rung": "skip", "trouble": finding.code, "samples": samples})
+    return replace(finding, message=f"{finding.message}: the update was skipped; samples: {shorten(samples)}")
+
+
+def in_trouble(run: Run, result: StepResult, saving: bool, last: bool) -> bool:
+    """Whether the run can't go on as it is; the same on every rank. A checkpoint is never made of broken weights."""
+    step, every = run.progress.step, run.config.recovery.parameter_check_steps
+    if result.update.exhausted and run.trouble is None:
+        run.trouble = run.watch.scale_exhausted(step)
+    if (saving or step % every == 0) and run.trouble is None:
+        run.trouble = run.watch.check_parameters(step, run.engine.broken_parameters())
+    if last and run.trouble is None:
+        run.trouble = run.watch.at_the_end(step)
+    return run.trouble is not None
 
 
 def evaluate_now(run: Run) -> bool:
@@ -141,46 +175,56 @@ def early_stop(run: Run) -> bool:
 def save(run: Run, best: bool = False) -> None:
     """Write a complete checkpoint, then delete what save_total_limit no longer keeps."""
     run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
-    run.progress.health = run.health.state()
+    run.progress.health, run.progress.watch = run.health.state(), run.watch.state()
     state = {"progress": run.progress.state()}
-    checkpoint = save_checkpoint(run.engine, run.run_dir, run.progress.step, state, run.about)
+    about = {**run.about, "applied": run.progress.applied}
+    checkpoint = save_checkpoint(run.engine, run.run_dir, run.progress.step, state, about)
     if run.rank == 0:
         if best:
             point(run.run_dir / BEST, checkpoint.path)
-        clean_up(run.run_dir, run.config.save_total_limit, run.protected)
+        clean_up(run.run_dir, run.config.save_total_limit, run.protected | last_good(run))
+
+
+def last_good(run: Run) -> set[Path]:
+    """While a spike is open, the checkpoint from before it: it may be gone back to."""
+    onset = run.watch.open_onset()
+    if onset is None:
+        return set()
+    before = [c.path for c in all_checkpoints(run.run_dir) if c.step <= onset - 2]
+    return set(before[:1])
 
 
 def give_up(run: Run) -> str:
-    """Gradients overflow for good: say so, leave a post-mortem, end. The last checkpoint stays as it was."""
-    progress = run.progress
+    """No rung is left: say so and leave a post-mortem. The last good checkpoint stays as it was."""
+    assert run.trouble is not None
     finding = Finding(
-        code="gradients-never-finite",
-        message=f"{progress.consecutive_skips} steps in a row were skipped: their gradients were not finite",
-        advice="look at the samples in post_mortem.json, then try its remedies in order",
-        step=progress.step,
-        values={"consecutive_skips": progress.consecutive_skips},
+        code="run-failed",
+        message=f"{run.trouble.message}; rollbacks so far: {len(run.rollbacks)}; no rung of the ladder is left",
+        advice=f"look at the samples in {POST_MORTEM}, then try its remedies in order",
+        step=run.progress.step,
     )
     run.metrics.finding(finding)
+    samples = find_culprits(run.engine, run.batches, run.data.train, run.data_step(run.progress.step - 1))
     if run.rank == 0:
-        text = json.dumps(post_mortem(run), indent=1, ensure_ascii=False, default=str)
+        text = json.dumps(post_mortem(run, samples), indent=1, ensure_ascii=False, default=str)
         write_durably(run.run_dir / POST_MORTEM, text + "\n")
     return "failed"
 
 
-def post_mortem(run: Run) -> dict[str, Any]:
-    """Scale history, last norms, the samples in the last step, remedies in order."""
-    step = run.progress.step - 1
-    documents = sorted({document for document, _, _ in run.batches.documents(run.data_step(step))})
+def post_mortem(run: Run, samples: list[str]) -> dict[str, Any]:
+    """What happened, what was tried, scale history, last norms, the samples in the last step, remedies in order."""
     return {
         "step": run.progress.step,
+        "trouble": run.trouble and asdict(run.trouble),
+        "rollbacks": [asdict(rollback) for rollback in run.rollbacks],
         "history": list(run.progress.history),
-        "samples": ["{}:{}".format(*run.data.train.source(document)) for document in documents],
+        "samples": samples,
         "remedies": [
             "look at the samples above for text unlike the rest",
             "halve the learning rate in the JSON and --resume",
             "set gradient_clipping to 0.5 in the JSON and --resume",
             "--resume with ds_configs/fp16_fixed_scale.json (loss scale 1024), if this is an fp16 run",
-            "start again with ds_configs/bf16.json, if the GPU is Ampere or newer (another precision can't resume)",
-            "start again with ds_configs/fp32.json",
+            "--resume with ds_configs/bf16.json, if the GPU is Ampere or newer",
+            "--resume with ds_configs/fp32.json",
         ],
     }

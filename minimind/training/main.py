@@ -25,11 +25,14 @@ from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Control, Engine, start_processes
 from minimind.training.health import before_run
-from minimind.training.loop import Run, train
+from minimind.training.loop import Run, give_up, train
 from minimind.training.metrics import Metrics
 from minimind.training.parents import end_with_launcher
 from minimind.training.recorder import Progress
-from minimind.training.run_directory import write_run_files
+from minimind.training.recovery import FILE_NAME as RECOVERY
+from minimind.training.recovery import Rollback, write_rollbacks
+from minimind.training.rescue import Builder, live_with, rescue
+from minimind.training.run_directory import set_aside, write_run_files
 from minimind.training.signals import StoppedEarly, StopRequest
 from minimind.training.summary import schedule_lines, summarize
 
@@ -64,7 +67,7 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     """Configure, prepare, build, train, export."""
     stop = StopRequest().install()
     end_with_launcher()
-    config, model = configure(kind, arguments)
+    config, new_model = configure(kind, arguments)
     hardware = detect()
     resolved = resolve_json(kind, arguments, config, hardware)
 
@@ -75,34 +78,63 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
 
-    about = describe(config, resolved, data)
     # Rank 0 verifies for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
+    about = describe(config, resolved, data)
     checkpoint, damaged = control.first_does(
         lambda: find_checkpoint(arguments.resume, config.output_dir, about)
     )
-    engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule.factor, config)
-    progress = Progress.from_state(engine.load(checkpoint.path)["progress"]) if checkpoint else Progress()
+    rollbacks = control.first_does(lambda: live_with(checkpoint))
+    builder = Builder(config, resolved, plan, new_model, lambda treated: describe(config, treated, data))
+    engine, progress = builder.build(checkpoint, rollbacks)
+    resolved = engine.resolved
 
+    notes = list(damaged)
     if not arguments.dry_run:
+        notes += control.first_does(lambda: open_directory(config.output_dir, checkpoint, rollbacks))
         control.first_does(
             lambda: write_run_files(config.output_dir, config, resolved.config, hardware, data.tokenizer)
         )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
-    for finding in [*resolved.findings, *damaged, *usual_rates(kind, config, resolved)]:
+    for finding in [*resolved.findings, *notes, *usual_rates(kind, config, resolved)]:
         metrics.finding(finding)
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)
 
+    for rollback in rollbacks:  # that the resumed run lives with
+        metrics.rollback(rollback)
     protected = {checkpoint.path} if checkpoint else set()
-    reason = train(
-        Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir, about, protected,
-            arguments.overfit_one_batch)
-    )  # fmt: skip
+    run = Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir,
+              builder.describe(resolved), protected, rollbacks, arguments.overfit_one_batch)  # fmt: skip
+    run, reason = train_with_recovery(run, builder)
+    engine = run.engine
     final = export(engine, config, data) if reason in ("finished", "early-stop") else None
     metrics.close(final, reason=reason)
     engine.close()
     return 1 if reason == "failed" else 0
+
+
+def open_directory(run_dir: Path, checkpoint: Checkpoint | None, rollbacks: list[Rollback]) -> list[Finding]:
+    """Make room for a new run, or go on in the directory of a resumed one; findings about what was there."""
+    moved = set_aside(run_dir) if checkpoint is None else None
+    if rollbacks or (run_dir / RECOVERY).exists():
+        write_rollbacks(run_dir, rollbacks)
+    if moved is None:
+        return []
+    message = f"{run_dir} holds an earlier run: its checkpoints and model are now in {moved}"
+    return [
+        Finding("earlier-run", message, "delete them if they are not needed; --resume goes on with a run")
+    ]
+
+
+def train_with_recovery(run: Run, builder: Builder) -> tuple[Run, str]:
+    """Train; after trouble go back, one rung of the recovery ladder at a time. The last run, and why it ended."""
+    while (reason := train(run)) == "trouble":
+        treated = rescue(run, builder)
+        if treated is None:
+            return run, give_up(run)
+        run = treated
+    return run, reason
 
 
 def resolve_json(
@@ -157,20 +189,23 @@ def end_dry_run(
     return 0
 
 
-def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Transformer | None]:
-    """The run's configuration and, for fine-tuning, the model to start from (its shape and tokenizer count)."""
+def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[], Transformer]]:
+    """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if kind == "pretrain":
-        return config, None
+        return config, lambda: setup.new_model(config)
     from minimind.inference.generation import load_model
 
+    if arguments.model.resolve() == config.output_dir.resolve():
+        raise UserError(f"{config.output_dir}: is the model to start from; give another --output-dir")
     model, tokenizer = load_model(arguments.model, "cpu")
     if "model" in config.explicit and config.model != model.config:
         raise UserError(
             f"the model settings differ from those of {arguments.model}; leave `model` out for SFT"
         )
     path = config.tokenizer or tokenizer.path
-    return config.model_copy(update={"model": model.config, "tokenizer": path}), model
+    config = config.model_copy(update={"model": model.config, "tokenizer": path})
+    return config, lambda: load_model(arguments.model, "cpu")[0]
 
 
 def describe(config: RunConfig, resolved: Resolved, data: setup.Data) -> dict[str, Any]:

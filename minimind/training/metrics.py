@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from minimind.findings import Finding
 from minimind.training.console import ConsoleLog, Ending
 from minimind.training.metrics_file import FILE_NAME, MetricsFile, read_metrics
+from minimind.training.recovery import Rollback, describe_rollback
 from minimind.training.tracking import WandbLog
 
 if TYPE_CHECKING:
@@ -207,6 +208,16 @@ class Metrics:
         self._console.finding(finding)
         if self._wandb:
             self._wandb.alert(finding)
+
+    def recovery(self, record: Mapping[str, Any]) -> None:
+        """A rung of the recovery ladder: ``step``, ``rung``, ``trouble``, ``samples`` and what else it changed."""
+        if self.active:
+            self._write("recovery", record)
+
+    def rollback(self, rollback: Rollback) -> None:
+        """A rollback, as a record and as a finding. The wandb run goes on: its later steps replace the earlier ones."""
+        self.recovery({"step": rollback.to_step, **asdict(rollback)})
+        self.finding(describe_rollback(rollback))
 
     def close(self, model: Path | None = None, reason: str = "finished") -> None:
         """End the run: where the model is (None: none was written) and what to type next. A second call does

@@ -38,6 +38,7 @@ class Progress:
     wandb_id: str | None = None
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     health: dict[str, Any] = field(default_factory=dict)  # Health.state() as of the last save
+    watch: dict[str, Any] = field(default_factory=dict)  # Watch.state(), the same
 
     def advance(self, result: StepResult) -> None:
         """Count one more step."""
@@ -47,6 +48,11 @@ class Progress:
         self.skipped += not update.applied
         self.consecutive_skips = 0 if update.applied else self.consecutive_skips + 1
         self.history.append({"step": self.step, **asdict(update)})
+
+    @property
+    def applied(self) -> int:
+        """Steps whose update was applied: where the learning-rate schedule stands."""
+        return self.step - self.skipped
 
     def state(self) -> dict[str, Any]:
         """A picklable copy for the checkpoint."""

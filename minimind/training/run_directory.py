@@ -26,6 +26,7 @@ PACKAGES = (
     "wandb",
     "bitsandbytes",
 )
+PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json")  # what a run makes
 MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
 
 
@@ -55,6 +56,22 @@ def _write(
     if not (run_dir / FILE_NAME).exists() or (run_dir / FILE_NAME).read_bytes() != tokenizer.model_bytes:
         (run_dir / FILE_NAME).write_bytes(tokenizer.model_bytes)
     write_durably(run_dir / "environment.json", json.dumps(environment(hardware), indent=2) + "\n")
+
+
+def set_aside(run_dir: Path) -> Path | None:
+    """Move what an earlier run left in ``run_dir`` to ``earlier-1`` (2, 3, ...) in it; None if there is nothing.
+
+    Otherwise its checkpoints, which may be at later steps, would be taken for the new run's. metrics.jsonl is renamed
+    by metrics_file.py.
+    """
+    there = [run_dir / name for name in PRODUCTS if (run_dir / name).exists()]
+    if not there:
+        return None
+    target = next(p for n in range(1, 10_000) if not (p := run_dir / f"earlier-{n}").exists())
+    target.mkdir()
+    for path in there:
+        path.rename(target / path.name)
+    return target
 
 
 def environment(hardware: Hardware) -> dict[str, Any]:

@@ -212,26 +212,6 @@ def test_early_stopping_ends_the_run_with_a_model(files: dict[str, Path], tmp_pa
     assert (tmp_path / "final").exists()
 
 
-def test_gradients_that_never_become_finite_end_with_a_post_mortem(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from minimind.training.engine import Engine
-
-    original = Engine.backward
-    monkeypatch.setattr(Engine, "backward", lambda self, loss: original(self, loss * float("inf")))
-    monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
-    assert launch("pretrain", "fp32.json", files, tmp_path, "--max-steps", "20") == 1
-    report = json.loads((tmp_path / "post_mortem.json").read_text())
-    assert report["step"] == 4 and len(report["history"]) == 4
-    assert report["samples"] and all(
-        sample.startswith(str(files["pretrain"])) for sample in report["samples"]
-    )
-    assert report["remedies"]
-    codes = [finding["code"] for finding in records(tmp_path, "finding")]
-    assert codes == ["gradient-not-finite", "gradients-never-finite"]
-    assert not (tmp_path / "final").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

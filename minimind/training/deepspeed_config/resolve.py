@@ -95,6 +95,21 @@ class Resolved:
         scheduler = fill_total_steps(self.scheduler, total_steps, run)
         return replace(self, scheduler=scheduler, config={**self.config, "scheduler": scheduler})
 
+    def with_fixed_scale(self, loss_scale: float) -> Resolved:
+        """The same run with a loss scale that never changes; fp16 only."""
+        return replace(self, config={**self.config, "fp16": {"enabled": True, "loss_scale": loss_scale}})
+
+    def in_fp32(self) -> Resolved:
+        """The same run in fp32, at its ZeRO stage."""
+        dropped = ("fp16", "bf16", "data_types", "communication_data_type")
+        config = {key: value for key, value in self.config.items() if key not in dropped}
+        return replace(self, config=config, precision="fp32")
+
+    @property
+    def dynamic_scale(self) -> bool:
+        """Whether this is fp16 with a loss scale that adapts."""
+        return self.precision == "fp16" and not self.config["fp16"].get("loss_scale", 0)
+
 
 def resolve(
     path_or_dict: str | Path | Mapping[str, Any],

@@ -1,0 +1,153 @@
+"""What the recovery ladder does to a run: choose the checkpoint, write the rollback down, build everything again.
+
+All ranks call these together, and build the engine again in the same process. Which rung is taken is decided in
+recovery.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from minimind.config import RunConfig
+from minimind.errors import UserError
+from minimind.model import Transformer
+from minimind.training import setup
+from minimind.training.checkpoints import (
+    BEST,
+    LATEST,
+    Checkpoint,
+    all_checkpoints,
+    point,
+    pointed,
+    problem,
+    read_about,
+)
+from minimind.training.culprits import find_culprits
+from minimind.training.deepspeed_config import Resolved
+from minimind.training.engine import Engine
+from minimind.training.loop import Run
+from minimind.training.recorder import Progress
+from minimind.training.recovery import (
+    FILE_NAME,
+    Rollback,
+    make_rollback,
+    next_rung,
+    rate_factor,
+    read_rollbacks,
+    write_rollbacks,
+)
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds the engine of a run, at its start and after each rollback. ``resolved``: the JSON, untreated."""
+
+    config: RunConfig
+    resolved: Resolved
+    plan: setup.Plan
+    new_model: Callable[[], Transformer]
+    describe: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
+
+    def treated(self, rollbacks: Sequence[Rollback]) -> Resolved:
+        """The configuration that these rollbacks leave."""
+        rungs, resolved = {rollback.rung for rollback in rollbacks}, self.resolved
+        if "fp32" in rungs:
+            return resolved.in_fp32()
+        if "fixed-scale" in rungs:
+            return resolved.with_fixed_scale(self.config.recovery.loss_scale)
+        return resolved
+
+    def build(self, checkpoint: Checkpoint | None, rollbacks: Sequence[Rollback]) -> tuple[Engine, Progress]:
+        """A fresh engine, at ``checkpoint`` or (None) at the beginning."""
+
+        def factor(applied: int) -> float:
+            return self.plan.schedule.factor(applied) * rate_factor(applied, rollbacks)
+
+        engine = setup.build_engine(self.new_model(), self.treated(rollbacks), factor, self.config)
+        if checkpoint is None:
+            return engine, Progress()
+        return engine, Progress.from_state(engine.load(checkpoint.path)["progress"])
+
+
+def rescue(run: Run, builder: Builder) -> Run | None:
+    """The same run one rung further, ready to train; None: no rung is left. All ranks call it."""
+    assert run.trouble is not None
+    now = run.engine.resolved
+    fixed_scale = now.precision == "fp16" and not now.dynamic_scale
+    rung = next_rung(run.trouble, run.rollbacks, now.precision, fixed_scale, run.config.recovery)
+    if rung is None:
+        return None
+    checkpoint = run.engine.control.first_does(lambda: go_back(run))
+    rollbacks = [*run.rollbacks, _rollback(run, rung, checkpoint)]
+    run.engine.control.first_does(lambda: write_rollbacks(run.run_dir, rollbacks))
+    run.engine.close()
+    engine, progress = builder.build(checkpoint, rollbacks)
+    progress.wandb_id = run.metrics.wandb_id
+    run.metrics.rollback(rollbacks[-1])
+    return replace(
+        run,
+        engine=engine,
+        progress=progress,
+        rollbacks=rollbacks,
+        about=builder.describe(engine.resolved),
+        protected=run.protected | ({checkpoint.path} if checkpoint else set()),
+        waits={},
+        trouble=None,
+    )
+
+
+def _rollback(run: Run, rung: str, checkpoint: Checkpoint | None) -> Rollback:
+    """The record of this rung, with the samples of the step where the trouble began."""
+    assert run.trouble is not None
+    data_step = run.data_step(run.trouble.onset - 1)
+    samples = find_culprits(run.engine, run.batches, run.data.train, data_step)
+    step, applied = (checkpoint.step, read_about(checkpoint.path)["applied"]) if checkpoint else (0, 0)
+    return make_rollback(rung, run.trouble, run.rollbacks, step, applied, run.config.recovery, samples)
+
+
+def go_back(run: Run) -> Checkpoint | None:
+    """The newest complete checkpoint from before the trouble, made the run's last one: later ones are deleted.
+
+    Rank 0 only. None: there is none, the run begins again.
+    """
+    assert run.trouble is not None
+    every = all_checkpoints(run.run_dir)
+    before = (c for c in every if c.step <= run.trouble.last_good and problem(c.path) is None)
+    good = next(before, None)
+    for pointer in (run.run_dir / LATEST, run.run_dir / BEST):
+        _point_back(pointer, good)
+    for later in [c for c in every if good is None or c.step > good.step]:
+        shutil.rmtree(later.path)
+    return good
+
+
+def _point_back(pointer: Path, good: Checkpoint | None) -> None:
+    """No pointer may name a checkpoint that is about to be deleted."""
+    target = pointed(pointer)
+    if target is None or (good is not None and target.name <= good.path.name):
+        return
+    if good is None:
+        pointer.unlink()
+    else:
+        point(pointer, good.path)
+
+
+def live_with(checkpoint: Checkpoint | None) -> list[Rollback]:
+    """The rollbacks of the run that ``checkpoint`` belongs to; a new run (None) has none.
+
+    Raises UserError when they can't be read: without them the data order would silently be another.
+    """
+    if checkpoint is None:
+        return []
+    run_dir = checkpoint.path.parents[1]
+    try:
+        return read_rollbacks(run_dir, checkpoint.step)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{run_dir / FILE_NAME}: can't be read ({error}), and with it which data this run has left out; "
+            "restore the file, or start a new run without --resume"
+        ) from None
