@@ -15,13 +15,13 @@ from minimind.config import RunConfig
 from minimind.data.batches import Batches, prefetch, sequential_batches
 from minimind.durable import write_durably
 from minimind.findings import Finding
-from minimind.training.checkpoints import BEST, clean_up, point, save_checkpoint
 from minimind.training.engine import Engine
 from minimind.training.evaluation import evaluate
 from minimind.training.health import Health
 from minimind.training.host import anonymous_memory, timed
 from minimind.training.metrics import Metrics, StepMetrics
 from minimind.training.recorder import Progress, Recorder
+from minimind.training.saver import Saver
 from minimind.training.setup import Data, Plan
 from minimind.training.signals import StopRequest
 from minimind.training.step import train_step
@@ -46,7 +46,7 @@ class Run:
     stop: StopRequest
     run_dir: Path
     about: dict[str, Any]
-    protected: set[Path]
+    saver: Saver
     overfit_one_batch: bool = False
     health: Health = field(init=False)
     waits: dict[int, float] = field(
@@ -107,6 +107,8 @@ def report(run: Run, metrics: StepMetrics) -> None:
     wait = run.waits.pop(metrics.step, None)
     for finding in run.health.observe_step(metrics, anonymous_memory(), wait):
         run.metrics.finding(finding)
+    for finding in run.saver.poll():
+        run.metrics.finding(finding)
 
 
 def evaluate_now(run: Run) -> bool:
@@ -139,15 +141,10 @@ def early_stop(run: Run) -> bool:
 
 
 def save(run: Run, best: bool = False) -> None:
-    """Write a complete checkpoint, then delete what save_total_limit no longer keeps."""
+    """Take a snapshot for a checkpoint; it is written, and old ones deleted, while training goes on."""
     run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
     run.progress.health = run.health.state()
-    state = {"progress": run.progress.state()}
-    checkpoint = save_checkpoint(run.engine, run.run_dir, run.progress.step, state, run.about)
-    if run.rank == 0:
-        if best:
-            point(run.run_dir / BEST, checkpoint.path)
-        clean_up(run.run_dir, run.config.save_total_limit, run.protected)
+    run.saver.save(run.progress.step, {"progress": run.progress.state()}, run.about, best)
 
 
 def give_up(run: Run) -> str:

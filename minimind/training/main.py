@@ -18,8 +18,9 @@ from minimind.data.conversations import Kind
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware, detect
+from minimind.memory import checkpoint_bytes
 from minimind.model import Transformer
-from minimind.training import setup
+from minimind.training import setup, space
 from minimind.training.arguments import config_options, parse
 from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
 from minimind.training.deepspeed_config import Resolved, resolve
@@ -30,6 +31,7 @@ from minimind.training.metrics import Metrics
 from minimind.training.parents import end_with_launcher
 from minimind.training.recorder import Progress
 from minimind.training.run_directory import write_run_files
+from minimind.training.saver import Saver
 from minimind.training.signals import StoppedEarly, StopRequest
 from minimind.training.summary import schedule_lines, summarize
 
@@ -83,26 +85,44 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule.factor, config)
     progress = Progress.from_state(engine.load(checkpoint.path)["progress"]) if checkpoint else Progress()
 
+    room: list[Finding] = []
     if not arguments.dry_run:
         control.first_does(
             lambda: write_run_files(config.output_dir, config, resolved.config, hardware, data.tokenizer)
         )
+        num_bytes = checkpoint_bytes(config, resolved)
+        room = control.first_does(lambda: space.before_run(config.output_dir / "checkpoints", num_bytes))
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
-    for finding in [*resolved.findings, *damaged, *usual_rates(kind, config, resolved)]:
+    for finding in [*resolved.findings, *damaged, *room, *usual_rates(kind, config, resolved)]:
         metrics.finding(finding)
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)
 
     protected = {checkpoint.path} if checkpoint else set()
-    reason = train(
-        Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir, about, protected,
+    saver = Saver(engine, Control(), config.output_dir, config.save_total_limit, protected)
+    reason, saved = train_and_save(
+        Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir, about, saver,
             arguments.overfit_one_batch)
     )  # fmt: skip
     final = export(engine, config, data) if reason in ("finished", "early-stop") else None
     metrics.close(final, reason=reason)
     engine.close()
-    return 1 if reason == "failed" else 0
+    return 1 if reason == "failed" or not saved else 0
+
+
+def train_and_save(run: Run) -> tuple[str, bool]:
+    """Train; why it ended, and whether the last checkpoint is complete.
+
+    The save in flight is waited for however training ends. A stop whose checkpoint can't be written has failed.
+    """
+    try:
+        reason = train(run)
+    finally:
+        saved = run.saver.finish()
+    for finding in run.saver.poll():
+        run.metrics.finding(finding)
+    return "failed" if reason == "stopped" and not saved else reason, saved
 
 
 def resolve_json(
