@@ -90,6 +90,14 @@ def estimate_memory(
     )
 
 
+def checkpoint_bytes(run: RunConfig, resolved: Resolved) -> int:
+    """Bytes of one checkpoint, all ranks' files together: weights once, fp32 masters and optimizer state."""
+    half = resolved.precision != "fp32"
+    masters = 4.0 if half or resolved.stage > 0 else 0.0
+    each = (2 if half else 4) + masters + table_state_bytes(resolved.optimizer, run.model)
+    return round(each * run.model.num_parameters())
+
+
 def _gradient_bytes(resolved: Resolved, count: int, share: float) -> float:
     """Gradients at the end of a backward pass, by DeepSpeed's wrapper (DEEPSPEED.md 1.3)."""
     size = 4 if resolved.precision == "fp32" else 2

@@ -1,9 +1,9 @@
 """Checkpoints that are complete or ignored.
 
 A checkpoint is a directory ``checkpoints/step-00000200`` holding DeepSpeed's own files and a ``manifest.json`` with
-the size and SHA-256 of each. It is written under a temporary name, every file is fsynced, the manifest comes last,
-then one rename makes it visible and one ``os.replace`` points ``latest`` at it. DeepSpeed writes its own ``latest``
-before the other ranks have finished (runtime/engine.py ``save_checkpoint``), so that file is not used.
+the size and SHA-256 of each. It is written under a temporary name (saver.py), every file is fsynced, the manifest
+comes last, then one rename makes it visible and one ``os.replace`` points ``latest`` at it. DeepSpeed writes its own
+``latest`` before the other ranks have finished (runtime/engine.py ``save_checkpoint``), so that file is not used.
 Weakness: ranks must share the file system, as DeepSpeed's own checkpoints require.
 """
 
@@ -13,10 +13,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from minimind.durable import sync_directory, write_durably
 from minimind.errors import UserError
@@ -27,16 +26,6 @@ LATEST, BEST = "latest", "best"
 TEMPORARY = ".incomplete-"
 
 
-class SupportsCheckpoint(Protocol):
-    """What saving and loading need of an engine; tests give it a fake one."""
-
-    rank: int
-
-    def save(self, directory: Path, state: dict[str, Any]) -> None: ...
-    def load(self, directory: Path) -> dict[str, Any]: ...
-    def barrier(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint on disk."""
@@ -45,45 +34,35 @@ class Checkpoint:
     step: int
 
 
-def save_checkpoint(
-    engine: SupportsCheckpoint, run_dir: Path, step: int, state: dict[str, Any], about: dict[str, Any]
-) -> Checkpoint:
-    """Write one complete checkpoint; all ranks call it and return when it is visible.
-
-    ``state`` goes through the engine (picklable); ``about`` into the manifest (JSON), to be read before loading.
-
-    Raises OSError when the disk is full or fails: the earlier checkpoints and ``latest`` are untouched.
-    """
+def directories(run_dir: Path, step: int) -> tuple[Path, Path]:
+    """Where the checkpoint of ``step`` is written, and where it is once it is complete."""
     final = run_dir / "checkpoints" / f"step-{step:08d}"
-    temporary = final.parent / f"{TEMPORARY}{final.name}"
-    if engine.rank == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    engine.barrier()
-    engine.save(temporary, state)
-    engine.barrier()  # DeepSpeed returns before the other ranks' shards are written
-    if engine.rank == 0:
-        _publish(temporary, final, {"step": step, "about": about})
-        point(run_dir / LATEST, final)
-    engine.barrier()
-    return Checkpoint(final, step)
+    return final.parent / f"{TEMPORARY}{final.name}", final
 
 
-def _publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
-    files = {str(path.relative_to(temporary)): _describe(path) for path in _files(temporary)}
-    write_durably(temporary / MANIFEST, json.dumps({**manifest, "files": files}, indent=1))
+def publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest into ``temporary``, whose files are all on the disk, then make it visible as ``final``.
+
+    Raises OSError; before the rename nothing of the new checkpoint is visible.
+    """
+    write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1))
     if final.exists():  # an earlier save of this step, from before a resume
-        shutil.rmtree(final)
+        aside = final.parent / f"{TEMPORARY}replaced-{final.name}"
+        os.rename(final, aside)
     os.rename(temporary, final)
     sync_directory(final.parent)
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file that is now on the disk."""
+def remove_debris(run_dir: Path) -> None:
+    """Delete what killed or failed saves left; only when no save is running."""
+    for debris in (run_dir / "checkpoints").glob(f"{TEMPORARY}*"):
+        shutil.rmtree(debris)
+
+
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return str(digest.hexdigest())
 
 
 def _digest(file: Any) -> Any:
@@ -92,10 +71,6 @@ def _digest(file: Any) -> Any:
     while block := file.read(1 << 20):
         digest.update(block)
     return digest
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    return (path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != MANIFEST)
 
 
 def point(pointer: Path, target: Path) -> None:
@@ -123,7 +98,7 @@ def problem(path: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != expected["bytes"]:
             return f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}"
-        if _describe(file)["sha256"] != expected["sha256"]:
+        if _sha256(file) != expected["sha256"]:
             return f"{name} has changed on the disk (its SHA-256 differs)"
     return None
 
@@ -178,11 +153,12 @@ def resolve_resume(where: Path) -> tuple[Checkpoint, list[Finding]]:
 
 
 def clean_up(run_dir: Path, keep: int, protected: set[Path]) -> list[Path]:
-    """Delete the oldest checkpoints beyond ``keep``, never the newest, the best or one in ``protected``."""
-    for debris in (run_dir / "checkpoints").glob(f"{TEMPORARY}*"):
-        shutil.rmtree(debris, ignore_errors=True)
-    best = pointed(run_dir / BEST)
-    safe = {path.resolve() for path in protected | ({best} if best else set())}
+    """Delete the oldest checkpoints beyond ``keep``, never the newest, `latest`, `best` or one in ``protected``.
+
+    `latest` is not the newest by step after a resume from an earlier one. Raises OSError.
+    """
+    pointers = (pointed(run_dir / name) for name in (LATEST, BEST))
+    safe = {path.resolve() for path in (*protected, *pointers) if path}
     removed = []
     for checkpoint in all_checkpoints(run_dir)[max(keep, 1) :]:
         if checkpoint.path.resolve() not in safe:

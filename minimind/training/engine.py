@@ -40,6 +40,7 @@ from minimind.launching import free_port
 from minimind.training.cpu_adam import announce_build
 from minimind.training.optimizers import build_optimizer, parameter_groups
 from minimind.training.schedule import ScheduleApplier
+from minimind.training.snapshot import Snapshot, capture
 
 if TYPE_CHECKING:
     from minimind.data.batches import Batch
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_TAG = "engine"
 CLIENT_STATE_KEY = "trainer"  # save_checkpoint merges client_state into its own keys: keep ours under one
+SCRIPTS = Path(deepspeed.__file__).parent / "utils"
 CONTROL_TIMEOUT = timedelta(hours=24)  # ranks wait this long for rank 0 to tokenise a large corpus
 
 
@@ -110,6 +112,14 @@ class Control:
         if self.world_size > 1:
             dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's ``value`` (picklable), by rank, on every rank."""
+        values = [value]
+        if self.world_size > 1:
+            values = [None] * self.world_size
+            dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def first_does(self, work: Callable[[], Any]) -> Any:
         """Rank 0 does ``work`` while the others wait; all get its result, or its exception."""
@@ -242,13 +252,15 @@ class Engine:
         """Wait until every rank is here."""
         self.control.barrier()
 
-    # Checkpoints: DeepSpeed's own files; checkpoints.py makes them atomic and verified.
+    # Checkpoints: DeepSpeed's own files; saver.py writes them in the background, atomic and verified.
+
+    def snapshot(self, state: dict[str, Any]) -> Snapshot:
+        """This rank's checkpoint files as they are now; all ranks call it. ``state``: picklable, ours."""
+        return capture(self.ds, CHECKPOINT_TAG, {CLIENT_STATE_KEY: state}, SCRIPTS)
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
-        """Write this rank's files below ``directory``; all ranks call it. ``state``: picklable, ours."""
-        self.ds.save_checkpoint(
-            str(directory), tag=CHECKPOINT_TAG, client_state={CLIENT_STATE_KEY: state}, save_latest=False
-        )
+        """Write this rank's files below ``directory`` at once; all ranks call it."""
+        self.snapshot(state).write(directory)
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Restore from ``directory``; returns the state given to save. The present configuration wins."""

@@ -16,7 +16,7 @@ from minimind.config import RunConfig
 from minimind.data.batches import Batches, prefetch, sequential_batches
 from minimind.durable import write_durably
 from minimind.findings import Finding
-from minimind.training.checkpoints import BEST, all_checkpoints, clean_up, point, save_checkpoint
+from minimind.training.checkpoints import all_checkpoints
 from minimind.training.culprits import find_culprits, shorten
 from minimind.training.engine import Engine
 from minimind.training.evaluation import evaluate
@@ -25,6 +25,7 @@ from minimind.training.host import anonymous_memory, timed
 from minimind.training.metrics import Metrics, StepMetrics
 from minimind.training.recorder import Progress, Recorder
 from minimind.training.recovery import Rollback, data_step
+from minimind.training.saver import Saver
 from minimind.training.setup import Data, Plan
 from minimind.training.signals import StopRequest
 from minimind.training.step import StepResult, train_step
@@ -48,7 +49,7 @@ class Run:
     stop: StopRequest
     run_dir: Path
     about: dict[str, Any]
-    protected: set[Path]
+    saver: Saver
     rollbacks: Sequence[Rollback] = ()  # that this run lives with
     overfit_one_batch: bool = False
     health: Health = field(init=False)
@@ -120,6 +121,8 @@ def report(run: Run, metrics: StepMetrics) -> None:
     wait = run.waits.pop(metrics.step, None)
     for finding in run.health.observe_step(metrics, anonymous_memory(), wait):
         run.metrics.finding(with_samples(run, finding) if finding.code in NOT_FINITE else finding)
+    for finding in run.saver.poll():
+        run.metrics.finding(finding)
     run.trouble = run.trouble or run.watch.observe(metrics)
 
 
@@ -173,16 +176,12 @@ def early_stop(run: Run) -> bool:
 
 
 def save(run: Run, best: bool = False) -> None:
-    """Write a complete checkpoint, then delete what save_total_limit no longer keeps."""
+    """Take a snapshot for a checkpoint; it is written, and old ones deleted, while training goes on."""
     run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
     run.progress.health, run.progress.watch = run.health.state(), run.watch.state()
-    state = {"progress": run.progress.state()}
     about = {**run.about, "applied": run.progress.applied}
-    checkpoint = save_checkpoint(run.engine, run.run_dir, run.progress.step, state, about)
-    if run.rank == 0:
-        if best:
-            point(run.run_dir / BEST, checkpoint.path)
-        clean_up(run.run_dir, run.config.save_total_limit, run.protected | last_good(run))
+    run.saver.finish()  # last_good looks at what is there
+    run.saver.save(run.progress.step, {"progress": run.progress.state()}, about, best, last_good(run))
 
 
 def last_good(run: Run) -> set[Path]:

@@ -18,8 +18,9 @@ from minimind.data.conversations import Kind
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware, detect
+from minimind.memory import checkpoint_bytes
 from minimind.model import Transformer
-from minimind.training import setup
+from minimind.training import setup, space
 from minimind.training.arguments import config_options, parse
 from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
 from minimind.training.deepspeed_config import Resolved, resolve
@@ -33,6 +34,7 @@ from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import Rollback, write_rollbacks
 from minimind.training.rescue import Builder, live_with, rescue
 from minimind.training.run_directory import set_aside, write_run_files
+from minimind.training.saver import Saver
 from minimind.training.signals import StoppedEarly, StopRequest
 from minimind.training.summary import schedule_lines, summarize
 
@@ -94,6 +96,8 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
         control.first_does(
             lambda: write_run_files(config.output_dir, config, resolved.config, hardware, data.tokenizer)
         )
+        num_bytes = checkpoint_bytes(config, resolved)
+        notes += control.first_does(lambda: space.before_run(config.output_dir / "checkpoints", num_bytes))
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
     for finding in [*resolved.findings, *notes, *usual_rates(kind, config, resolved)]:
@@ -104,14 +108,29 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     for rollback in rollbacks:  # that the resumed run lives with
         metrics.rollback(rollback)
     protected = {checkpoint.path} if checkpoint else set()
+    saver = Saver(engine, Control(), config.output_dir, config.save_total_limit, protected)
     run = Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir,
-              builder.describe(resolved), protected, rollbacks, arguments.overfit_one_batch)  # fmt: skip
-    run, reason = train_with_recovery(run, builder)
+              builder.describe(resolved), saver, rollbacks, arguments.overfit_one_batch)  # fmt: skip
+    run, reason, saved = train_and_save(run, builder)
     engine = run.engine
     final = export(engine, config, data) if reason in ("finished", "early-stop") else None
     metrics.close(final, reason=reason)
     engine.close()
-    return 1 if reason == "failed" else 0
+    return 1 if reason == "failed" or not saved else 0
+
+
+def train_and_save(run: Run, builder: Builder) -> tuple[Run, str, bool]:
+    """Train; the last run, why it ended, and whether its last checkpoint is complete.
+
+    The save in flight is waited for however training ends. A stop whose checkpoint can't be written has failed.
+    """
+    try:
+        run, reason = train_with_recovery(run, builder)
+    finally:
+        saved = run.saver.finish()
+    for finding in run.saver.poll():
+        run.metrics.finding(finding)
+    return run, "failed" if reason == "stopped" and not saved else reason, saved
 
 
 def open_directory(run_dir: Path, checkpoint: Checkpoint | None, rollbacks: list[Rollback]) -> list[Finding]:

@@ -81,6 +81,7 @@ def rescue(run: Run, builder: Builder) -> Run | None:
     rung = next_rung(run.trouble, run.rollbacks, now.precision, fixed_scale, run.config.recovery)
     if rung is None:
         return None
+    run.saver.finish()
     checkpoint = run.engine.control.first_does(lambda: go_back(run))
     rollbacks = [*run.rollbacks, _rollback(run, rung, checkpoint)]
     run.engine.control.first_does(lambda: write_rollbacks(run.run_dir, rollbacks))
@@ -88,13 +89,13 @@ def rescue(run: Run, builder: Builder) -> Run | None:
     engine, progress = builder.build(checkpoint, rollbacks)
     progress.wandb_id = run.metrics.wandb_id
     run.metrics.rollback(rollbacks[-1])
+    run.saver.follow(engine, checkpoint.path if checkpoint else None)
     return replace(
         run,
         engine=engine,
         progress=progress,
         rollbacks=rollbacks,
         about=builder.describe(engine.resolved),
-        protected=run.protected | ({checkpoint.path} if checkpoint else set()),
         waits={},
         trouble=None,
     )
