@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from minimind.config import RunConfig, load_run_config
 from minimind.data.conversations import Kind
@@ -21,7 +21,6 @@ from minimind.hardware import Hardware, detect
 from minimind.model import Transformer
 from minimind.training import setup
 from minimind.training.arguments import config_options, parse
-from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Control, Engine, start_processes
 from minimind.training.health import before_run
@@ -29,6 +28,7 @@ from minimind.training.loop import Run, train
 from minimind.training.metrics import Metrics
 from minimind.training.parents import end_with_launcher
 from minimind.training.recorder import Progress
+from minimind.training.resume import describe, find_checkpoint
 from minimind.training.run_directory import write_run_files
 from minimind.training.signals import StoppedEarly, StopRequest
 from minimind.training.summary import schedule_lines, summarize
@@ -75,9 +75,9 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
 
-    about = describe(config, resolved, data)
+    about = describe(config, resolved, data, plan)
     # Rank 0 verifies for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
-    checkpoint, damaged = control.first_does(
+    checkpoint, resuming = control.first_does(
         lambda: find_checkpoint(arguments.resume, config.output_dir, about)
     )
     engine = setup.build_engine(model or setup.new_model(config), resolved, plan.schedule.factor, config)
@@ -89,7 +89,7 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
         )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
-    for finding in [*resolved.findings, *damaged, *usual_rates(kind, config, resolved)]:
+    for finding in [*resolved.findings, *resuming, *usual_rates(kind, config, resolved)]:
         metrics.finding(finding)
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)
@@ -171,45 +171,6 @@ def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Tra
         )
     path = config.tokenizer or tokenizer.path
     return config.model_copy(update={"model": model.config, "tokenizer": path}), model
-
-
-def describe(config: RunConfig, resolved: Resolved, data: setup.Data) -> dict[str, Any]:
-    """What a checkpoint must agree with before it may be loaded."""
-    return {
-        "model": config.model.model_dump(),
-        "tokenizer": data.tokenizer.fingerprint,
-        "data": data.train.manifest["key"],
-        "sources": data.parts and [[part.weight, part.files] for part in data.parts],
-        "row_length": config.max_seq_length,
-        "rows_per_step": resolved.micro_batch_size * resolved.accumulation * resolved.world_size,
-        "seed": config.seed,
-        "world_size": resolved.world_size,
-        "zero_stage": resolved.stage,
-        "offload": resolved.offload,
-        "precision": resolved.precision,
-        "optimizer": resolved.optimizer.type.lower(),
-    }
-
-
-def find_checkpoint(
-    resume: str | None, run_dir: Path, about: dict[str, Any]
-) -> tuple[Checkpoint | None, list[Any]]:
-    """The checkpoint to go on from (None: a new run) and findings about those that could not be used.
-
-    Raises UserError if there is none, or if it belongs to another run, with the list of differences.
-    """
-    if resume is None:
-        return None, []
-    checkpoint, findings = resolve_resume(Path(resume) if resume else run_dir)
-    theirs = read_about(checkpoint.path)
-    different = [f"{name} (checkpoint {theirs.get(name)}, now {now})" for name, now in about.items()
-                 if theirs.get(name) != now]  # fmt: skip
-    if different:
-        raise UserError(
-            f"{checkpoint.path}: can't resume, these differ: {'; '.join(different)}; "
-            "give the settings of that run, or start a new one without --resume"
-        )
-    return checkpoint, findings
 
 
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
