@@ -180,7 +180,7 @@ def post_mortem(run: Run) -> dict[str, Any]:
             "halve the learning rate in the JSON and --resume",
             "set gradient_clipping to 0.5 in the JSON and --resume",
             "--resume with ds_configs/fp16_fixed_scale.json (loss scale 1024), if this is an fp16 run",
-            "start again with ds_configs/bf16.json, if the GPU is Ampere or newer (another precision can't resume)",
-            "start again with ds_configs/fp32.json",
+            "--resume with ds_configs/bf16.json, if the GPU is Ampere or newer",
+            "--resume with ds_configs/fp32.json",
         ],
     }
