@@ -39,6 +39,7 @@ from torch import nn
 from minimind.launching import free_port
 from minimind.training.cpu_adam import announce_build
 from minimind.training.optimizers import build_optimizer, parameter_groups
+from minimind.training.portable import Block, Layout, fill, read_model_states, read_portable
 from minimind.training.schedule import ScheduleApplier
 from minimind.training.snapshot import Snapshot, capture
 
@@ -263,26 +264,74 @@ class Engine:
         self.snapshot(state).write(directory)
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Restore from ``directory``; returns the state given to save. The present configuration wins."""
-        fresh_scaler = getattr(self.optimizer, "loss_scaler", None)
-        fresh_groups = [_settings(group) for group in self.ds.basic_optimizer.param_groups]
-        clip = getattr(self.optimizer, "clip_grad", None)
-        path, client_state = self.ds.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
+        """Restore from ``directory``; returns the state given to save. The present configuration wins.
+
+        Written by the same layout (ranks, precision, ZeRO stage, offload) the run goes on bit for bit; from another
+        one through whole fp32 tensors (portable.py), which rounds nothing but the order of sums changes.
+        Raises UserError, before anything is loaded, where that can't be done.
+        """
+        saved = read_model_states(directory / CHECKPOINT_TAG)
+        theirs = Layout.of(saved["ds_config"], saved["dp_world_size"])
+        scaler = getattr(self.optimizer, "loss_scaler", None)
+        if theirs == Layout.of(self.resolved.config, self.world_size):
+            self._load_as_it_is(directory)
+        else:
+            self._load_portably(directory / CHECKPOINT_TAG, saved)
+        if scaler is not None:
+            self.optimizer.loss_scaler = _with_state_of(scaler, self.optimizer.loss_scaler)
+        self._resume_schedule(saved["global_steps"] - saved["skipped_steps"])
+        state: dict[str, Any] = saved[CLIENT_STATE_KEY]
+        return state
+
+    def _load_as_it_is(self, directory: Path) -> None:
+        """By DeepSpeed, which takes settings too; the present ones are put back."""
+        groups = self.ds.basic_optimizer.param_groups
+        fresh = [_settings(group) for group in groups]
+        mine = {name: getattr(self.optimizer, name) for name in ("clip_grad", "dynamic_loss_scale")
+                if hasattr(self.optimizer, name)}  # fmt: skip
+        path, _ = self.ds.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_lr_scheduler_states=False)
         if path is None:
             raise RuntimeError(f"{directory}: DeepSpeed loaded nothing")
-        ours = isinstance(self.scheduler, ScheduleApplier)
-        for group, settings in zip(self.ds.basic_optimizer.param_groups, fresh_groups, strict=True):
-            if not ours:  # DeepSpeed's schedulers leave the coming step's rate in the group and nowhere else
-                settings["lr"] = group["lr"]
+        for group, settings in zip(self.ds.basic_optimizer.param_groups, fresh, strict=True):
             group.update(settings)
-        if clip is not None:
-            self.optimizer.clip_grad = clip
-        if fresh_scaler is not None:
-            self.optimizer.loss_scaler = _with_state_of(fresh_scaler, self.optimizer.loss_scaler)
+        for name, value in mine.items():
+            setattr(self.optimizer, name, value)
+
+    def _load_portably(self, directory: Path, saved: dict[str, Any]) -> None:
+        """Masters, moments and step cut for this layout, weights from the masters, DeepSpeed's counters."""
+        state = read_portable(directory, blocks := self._blocks())
+        fill(self.ds.basic_optimizer, blocks, state, self.rank if self.resolved.stage else 0)
+        with torch.no_grad():
+            for parameter, name in self.ds.param_names.items():
+                parameter.copy_(state.masters[name])
+        for name in ("global_steps", "global_samples", "skipped_steps"):
+            setattr(self.ds, name, saved[name])
+        if hasattr(self.optimizer, "loss_scaler"):
+            self.optimizer.loss_scaler = state.loss_scaler
+
+    def _blocks(self) -> list[list[Block]]:
+        """What each tensor of the optimizer holds, by parameter group, in the order of the wrapper's flat tensors."""
+        basic = [group["params"] for group in self.ds.basic_optimizer.param_groups]
+        names = (
+            "round_robin_bit16_groups",
+            "bf16_groups",
+            "fp16_groups",
+        )  # ZeRO, BF16_Optimizer, stage 0 in half
+        groups = next(
+            (getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name)), basic
+        )
+        shapes = [{self.ds.param_names[p]: tuple(p.shape) for p in group} for group in groups]
+        if not self.resolved.stage:
+            return [[Block({name: shape}) for name, shape in group.items()] for group in shapes]
+        paddings = getattr(self.optimizer, "round_robin_bit16_padding", [()] * len(shapes))
+        return [[Block(group, padding)] for group, padding in zip(shapes, paddings, strict=True)]
+
+    def _resume_schedule(self, applied: int) -> None:
+        """Go on after ``applied`` steps. The rates are those of the present configuration."""
         if isinstance(self.scheduler, ScheduleApplier):
-            self.scheduler.load_state_dict(self.scheduler.state_dict())  # rates from the present peaks
-        state: dict[str, Any] = client_state[CLIENT_STATE_KEY]
-        return state
+            self.scheduler.load_state_dict({"applied_steps": applied})
+        elif applied:  # DeepSpeed's schedulers count from -1 and are functions of that count
+            self.scheduler.step(applied - 1)
 
     def compile(self) -> None:
         """torch.compile the module; parameter names stay (DeepSpeed compiles in place)."""

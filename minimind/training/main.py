@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from minimind.config import RunConfig, load_run_config
 from minimind.data.conversations import Kind
@@ -22,7 +22,7 @@ from minimind.memory import checkpoint_bytes
 from minimind.model import Transformer
 from minimind.training import setup, space
 from minimind.training.arguments import config_options, parse
-from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
+from minimind.training.checkpoints import Checkpoint
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Control, Engine, start_processes
 from minimind.training.health import before_run
@@ -33,6 +33,7 @@ from minimind.training.recorder import Progress
 from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import Rollback, write_rollbacks
 from minimind.training.rescue import Builder, live_with, rescue
+from minimind.training.resume import agree, describe, find_checkpoint
 from minimind.training.run_directory import set_aside, write_run_files
 from minimind.training.saver import Saver
 from minimind.training.signals import StoppedEarly, StopRequest
@@ -81,16 +82,16 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     resolved = resolved.with_total_steps(plan.total_steps, config)
 
     # Rank 0 verifies for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
-    about = describe(config, resolved, data)
-    checkpoint, damaged = control.first_does(
-        lambda: find_checkpoint(arguments.resume, config.output_dir, about)
-    )
+    checkpoint, notes = control.first_does(lambda: find_checkpoint(arguments.resume, config.output_dir))
     rollbacks = control.first_does(lambda: live_with(checkpoint))
-    builder = Builder(config, resolved, plan, new_model, lambda treated: describe(config, treated, data))
+    builder = Builder(
+        config, resolved, plan, new_model, lambda treated: describe(config, treated, data, plan)
+    )
+    about = builder.describe(builder.treated(rollbacks))
+    notes += control.first_does(lambda: agree(checkpoint, about))
     engine, progress = builder.build(checkpoint, rollbacks)
     resolved = engine.resolved
 
-    notes = list(damaged)
     if not arguments.dry_run:
         notes += control.first_does(lambda: open_directory(config.output_dir, checkpoint, rollbacks))
         control.first_does(
@@ -110,7 +111,7 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     protected = {checkpoint.path} if checkpoint else set()
     saver = Saver(engine, Control(), config.output_dir, config.save_total_limit, protected)
     run = Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir,
-              builder.describe(resolved), saver, rollbacks, arguments.overfit_one_batch)  # fmt: skip
+              about, saver, rollbacks, arguments.overfit_one_batch)  # fmt: skip
     run, reason, saved = train_and_save(run, builder)
     engine = run.engine
     final = export(engine, config, data) if reason in ("finished", "early-stop") else None
@@ -225,45 +226,6 @@ def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Cal
     path = config.tokenizer or tokenizer.path
     config = config.model_copy(update={"model": model.config, "tokenizer": path})
     return config, lambda: load_model(arguments.model, "cpu")[0]
-
-
-def describe(config: RunConfig, resolved: Resolved, data: setup.Data) -> dict[str, Any]:
-    """What a checkpoint must agree with before it may be loaded."""
-    return {
-        "model": config.model.model_dump(),
-        "tokenizer": data.tokenizer.fingerprint,
-        "data": data.train.manifest["key"],
-        "sources": data.parts and [[part.weight, part.files] for part in data.parts],
-        "row_length": config.max_seq_length,
-        "rows_per_step": resolved.micro_batch_size * resolved.accumulation * resolved.world_size,
-        "seed": config.seed,
-        "world_size": resolved.world_size,
-        "zero_stage": resolved.stage,
-        "offload": resolved.offload,
-        "precision": resolved.precision,
-        "optimizer": resolved.optimizer.type.lower(),
-    }
-
-
-def find_checkpoint(
-    resume: str | None, run_dir: Path, about: dict[str, Any]
-) -> tuple[Checkpoint | None, list[Any]]:
-    """The checkpoint to go on from (None: a new run) and findings about those that could not be used.
-
-    Raises UserError if there is none, or if it belongs to another run, with the list of differences.
-    """
-    if resume is None:
-        return None, []
-    checkpoint, findings = resolve_resume(Path(resume) if resume else run_dir)
-    theirs = read_about(checkpoint.path)
-    different = [f"{name} (checkpoint {theirs.get(name)}, now {now})" for name, now in about.items()
-                 if theirs.get(name) != now]  # fmt: skip
-    if different:
-        raise UserError(
-            f"{checkpoint.path}: can't resume, these differ: {'; '.join(different)}; "
-            "give the settings of that run, or start a new one without --resume"
-        )
-    return checkpoint, findings
 
 
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
