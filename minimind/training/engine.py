@@ -7,6 +7,8 @@ What is corrected, each with a test in tests/training/test_engine.py:
 - fp32 at stage 0 applies NaN gradients and reports no norm. Here the norm is computed and a non-finite one skips.
 - A checkpoint's pickled loss scaler, clipping and parameter groups override the new configuration on load
   (``_load_global_state``). Here the configuration wins and only the scaler's running state is taken.
+- DeepSpeed loads a checkpoint only into the layout that wrote it (ranks, wrapper, precision). Here another layout gets
+  whole fp32 tensors (portable.py).
 - ``deepspeed_shm_comm`` is compiled at every CPU start (48 s) although gloo does the same work.
 - DeepSpeedCPUAdam's bias corrections after a resume differ in the last bit from an uninterrupted run's.
 - ``backward`` divides by the accumulation steps of the config; the loss is divided in step.py only, and a window may

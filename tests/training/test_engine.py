@@ -343,6 +343,40 @@ def test_the_new_configuration_wins_over_the_pickled_one(tmp_path: Path) -> None
     assert fixed.loss_scale == 1024.0
 
 
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("kind", ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"])
+def test_the_schedule_may_change_to_deepspeeds_and_back(kind: str, tmp_path: Path) -> None:
+    """The applied steps decide where the new schedule stands, at the present peak."""
+    params: dict[str, Any] = {
+        "WarmupLR": {"warmup_num_steps": 3},
+        "WarmupDecayLR": {"warmup_num_steps": 3, "total_num_steps": 9},
+        "WarmupCosineLR": {"warmup_num_steps": 3, "total_num_steps": 9},
+        "OneCycle": {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2, "cycle_first_step_size": 3},
+        "LRRangeTest": {"lr_range_test_min_lr": 1e-4, "lr_range_test_step_size": 2},
+    }[kind]
+    theirs = load("fp32.json", scheduler={"type": kind, "params": params})
+    ours, batch = load("fp32.json"), split(random_rows(2, seed=0), 2)
+
+    def rates(engine: Engine, steps: int) -> list[float]:
+        return [train_step(engine, batch).update.lr for _ in range(steps)]
+
+    def go_on(resolved: Resolved, directory: Path) -> Engine:
+        engine = Engine(tiny_model(), resolved, lambda step: 1.0 / (step + 1))
+        engine.load(directory)
+        return engine
+
+    whole = Engine(tiny_model(), theirs, lambda step: 1.0)
+    expected = rates(whole, 3)
+    whole.save(tmp_path / "theirs", {})
+    expected += rates(whole, 3)
+    first = Engine(tiny_model(), ours, lambda step: 1.0 / (step + 1))
+    rates(first, 3)
+    first.save(tmp_path / "ours", {})
+    assert rates(go_on(theirs, tmp_path / "ours"), 3) == expected[3:]
+    assert rates(go_on(theirs, tmp_path / "theirs"), 3) == expected[3:]
+    assert rates(go_on(ours, tmp_path / "theirs"), 2) == pytest.approx([1e-3 / 4, 1e-3 / 5])
+
+
 LOWEST = {
     "adamw8bit.json": 2.6,
     "lion.json": 2.6,

@@ -244,3 +244,22 @@ def test_a_block_pads_and_cuts() -> None:
     slices = [block.slice(tensors, part, 3) for part in range(3)]
     assert [piece.tolist() for piece in slices] == [[1, 2, 0], [0, 3, 0], [0, 0, 0]]
     assert all(torch.equal(value, tensors[name]) for name, value in block.cut(torch.cat(slices)).items())
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("target", ["fp16 1", "fp32 0"])
+def test_an_engine_that_has_trained_may_go_back_to_an_older_checkpoint(target: str, tmp_path: Path) -> None:
+    """What a recovery does in process: nothing of the steps since is left."""
+    old = Engine(tiny_model(), layout("fp16 1"), factor)
+    mean_loss(old, 0)
+    old.save(tmp_path, {})
+    updates = []
+    for trained in (0, 2):
+        engine = Engine(tiny_model(seed=trained), layout(target), lambda step: 1.0)
+        for step in range(trained):
+            train_step(engine, split(random_rows(4, seed=50 + step), 2))
+        engine.load(tmp_path)
+        result = train_step(engine, split(random_rows(4, seed=1), 2))
+        updates.append((result.update, result.loss_sum.item(), engine.weights()))
+    assert updates[0][:2] == updates[1][:2]
+    assert all(torch.equal(value, updates[1][2][name]) for name, value in updates[0][2].items())
