@@ -90,6 +90,11 @@ class Saver:
         self._thread = threading.Thread(target=self._run, args=(job,), name=f"save-{step}", daemon=True)
         self._thread.start()
 
+    @property
+    def writing(self) -> bool:
+        """Whether a save is in flight."""
+        return self._thread is not None and self._thread.is_alive()
+
     def poll(self) -> list[Finding]:
         """What there is to report since the last call. Raises what a thread died of, if it was no OSError."""
         self._raise_pending()
