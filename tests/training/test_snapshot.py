@@ -89,7 +89,7 @@ def test_the_files_are_those_that_deepspeed_writes(
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("name", ["fp32.json", "fp16.json", "bf16_zero2_offload.json"])
+@pytest.mark.parametrize("name", ["fp32.json", "fp16.json", "bf16.json", "fp16_zero2_offload.json"])
 def test_what_is_written_later_is_the_state_at_the_time_of_the_snapshot(name: str, tmp_path: Path) -> None:
     from minimind.training.step import train_step
     from tests.training.test_engine import masters
