@@ -17,6 +17,8 @@ from minimind.config import RunConfig, load_run_config
 from minimind.hardware import Hardware
 from minimind.launching import free_port
 from minimind.model import Transformer
+from minimind.training.saver import Saver
+from minimind.training.snapshot import HostCopy, Snapshot
 
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
 CPU = Hardware("cpu", fp16=False, bf16=True)
@@ -137,3 +139,41 @@ def _rank(queue: Any, rank: int, world: int, port: str, work: Callable[..., Any]
         queue.put((rank, pickle.dumps(work(*arguments)), None))
     except BaseException:  # reported to the parent, which fails the test
         queue.put((rank, None, traceback.format_exc()))
+
+
+class OneRank:
+    """Control of a single rank, without process groups."""
+
+    rank = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def first_does(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+
+class FakeEngine:
+    """A rank whose checkpoint has the files of a ZeRO run; the state is in the model's."""
+
+    def snapshot(self, state: dict[str, Any]) -> Snapshot:
+        return Snapshot(
+            {
+                "engine/mp_rank_00_model_states.pt": HostCopy({"state": state, "w": torch.ones(1000)}),
+                "engine/zero_pp_rank_0_mp_rank_00_optim_states.pt": HostCopy({"m": torch.zeros(500)}),
+                "zero_to_fp32.py": b"# a script\n",
+            }
+        )
+
+
+def fake_saver(run_dir: Path, keep: int = 10, protected: set[Path] | None = None) -> Saver:
+    """A Saver over ``FakeEngine``."""
+    return Saver(FakeEngine(), OneRank(), run_dir, keep, protected or set())
+
+
+def save_steps(run_dir: Path, *steps: int, keep: int = 10, protected: set[Path] | None = None) -> None:
+    """One complete fake checkpoint a step."""
+    saver = fake_saver(run_dir, keep, protected)
+    for step in steps:
+        saver.save(step, {"step": step}, {"world_size": 1})
+    assert saver.finish() and not saver.poll()

@@ -45,7 +45,8 @@ def publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
 
     Raises OSError; before the rename nothing of the new checkpoint is visible.
     """
-    write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1))
+    sealed = {**manifest, "seal": _seal(manifest)}
+    write_durably(temporary / MANIFEST, json.dumps(sealed, indent=1))
     if final.exists():  # an earlier save of this step, from before a resume
         aside = final.parent / f"{TEMPORARY}replaced-{final.name}"
         os.rename(final, aside)
@@ -57,6 +58,11 @@ def remove_debris(run_dir: Path) -> None:
     """Delete what killed or failed saves left; only when no save is running."""
     for debris in (run_dir / "checkpoints").glob(f"{TEMPORARY}*"):
         shutil.rmtree(debris)
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's content."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:
@@ -89,9 +95,12 @@ def pointed(pointer: Path) -> Path | None:
 def problem(path: Path) -> str | None:
     """Why the checkpoint at ``path`` can't be used (a file missing, cut or changed), or None: it is complete."""
     try:
-        files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        seal, files = manifest.pop("seal"), manifest["files"]
     except (OSError, ValueError, KeyError) as error:
-        return f"its manifest can't be read ({error})"
+        return f"its manifest can't be read ({error!r})"
+    if seal != _seal(manifest):
+        return "its manifest has changed on the disk (its SHA-256 differs)"
     for name, expected in files.items():
         file = path / name
         if not file.is_file():

@@ -104,6 +104,11 @@ class Saver:
         if checkpoint is not None:
             self.protected.add(checkpoint)
 
+    @property
+    def writing(self) -> bool:
+        """Whether a save is in flight."""
+        return self._thread is not None and self._thread.is_alive()
+
     def poll(self) -> list[Finding]:
         """What there is to report since the last call. Raises what a thread died of, if it was no OSError."""
         self._raise_pending()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ import torch
 from minimind.errors import UserError
 from minimind.inference.generation import load_model
 from minimind.tokenizer import Tokenizer
-from minimind.training import loop
+from minimind.training import loop, saver, snapshot, space
 from minimind.training.arguments import parse
+from minimind.training.checkpoints import all_checkpoints, resolve_resume
 from minimind.training.main import run
 from tests.support import DS_CONFIGS
 
@@ -121,6 +124,85 @@ def test_a_run_directory_holds_what_the_readme_names(files: dict[str, Path], tmp
     first = records(tmp_path)[0]
     assert first["loss"] == pytest.approx(torch.log(torch.tensor(400.0)).item(), abs=0.3)
     assert first["grad_norm"] > 0 and first["loss_scale"] is None
+
+
+def full_at(step: int) -> Callable[[Path], BinaryIO]:
+    """``snapshot.open_file`` on a disk that is full while the checkpoint of ``step`` is written."""
+    original = snapshot.open_file
+
+    def open_or_fail(path: Path) -> BinaryIO:
+        if f"step-{step:08d}" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return original(path)
+
+    return open_or_fail
+
+
+def test_a_save_that_fails_is_reported_and_training_goes_on_unchanged(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--max-steps", "6", "--set", "eval_steps=6")
+    launch("pretrain", "bf16.json", files, tmp_path / "whole", *arguments)
+    monkeypatch.setattr(saver, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(snapshot, "open_file", full_at(4))
+    assert launch("pretrain", "bf16.json", files, tmp_path / "full", *arguments) == 0
+    assert curve(tmp_path / "full") == curve(tmp_path / "whole")
+    (finding,) = (f for f in records(tmp_path / "full", "finding") if f["code"].startswith("checkpoint"))
+    assert finding["code"] == "checkpoint-not-saved" and finding["step"] == 4
+    assert "No space left on device" in finding["message"] and "step-00000002" in finding["message"]
+    found = [checkpoint.step for checkpoint in all_checkpoints(tmp_path / "full")]
+    assert found == [6, 2]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_run_whose_last_save_fails_says_so_and_ends_with_1(
+    stop: bool, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(snapshot, "open_file", full_at(3))
+    original = loop.save
+
+    def stop_after_two(run: loop.Run, best: bool = False) -> None:
+        original(run, best)
+        run.stop.requested = stop
+
+    monkeypatch.setattr(loop, "save", stop_after_two)
+    code = launch("pretrain", "bf16.json", files, tmp_path, "--max-steps", "3", "--set", "eval_steps=9")
+    assert code == 1
+    assert [f["code"] for f in records(tmp_path, "finding")][-1] == "checkpoint-not-saved"
+    assert records(tmp_path, "end")[0]["reason"] == ("failed" if stop else "finished")
+    assert (tmp_path / "final").exists() != stop  # the weights are written if there is room
+    assert [checkpoint.step for checkpoint in all_checkpoints(tmp_path)] == [2]
+
+
+def test_a_run_that_can_not_keep_one_checkpoint_does_not_start(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "free_bytes", lambda directory: 1_000_000)
+    with pytest.raises(UserError, match="a checkpoint takes about 2 MB and 1 MB are free"):
+        launch("pretrain", "bf16.json", files, tmp_path, "--max-steps", "2")
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_an_error_in_training_does_not_cut_the_save_in_flight(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, step = snapshot.open_file, loop.train_step
+
+    def slow(path: Path) -> BinaryIO:
+        time.sleep(0.5)
+        return original(path)
+
+    def broken(engine: Any, *arguments: Any) -> Any:
+        if engine.ds.global_steps == 2:
+            raise ValueError("a bug")
+        return step(engine, *arguments)
+
+    monkeypatch.setattr(snapshot, "open_file", slow)
+    monkeypatch.setattr(loop, "train_step", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        launch("pretrain", "bf16.json", files, tmp_path, "--max-steps", "4")
+    assert resolve_resume(tmp_path)[0].step == 2
 
 
 def test_evaluation_changes_nothing_in_training(files: dict[str, Path], tmp_path: Path) -> None:
