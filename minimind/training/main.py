@@ -21,7 +21,7 @@ from minimind.hardware import Hardware, detect
 from minimind.model import Transformer
 from minimind.training import setup
 from minimind.training.arguments import config_options, parse
-from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
+from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume, restore_best
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Control, Engine, start_processes
 from minimind.training.health import before_run
@@ -87,6 +87,8 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
         control.first_does(
             lambda: write_run_files(config.output_dir, config, resolved.config, hardware, data.tokenizer)
         )
+        if checkpoint:
+            control.first_does(lambda: restore_best(config.output_dir, progress.best_step))
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
     for finding in [*resolved.findings, *damaged, *usual_rates(kind, config, resolved)]:
