@@ -112,7 +112,7 @@ def pointed(pointer: Path) -> Path | None:
 
 
 def restore_best(run_dir: Path, step: int | None) -> None:
-    """Point ``best`` at the checkpoint of ``step``, if it is there: a kill between a save and its pointer left it behind."""
+    """Point ``best`` at the checkpoint of ``step``, if there is one: a kill between the two left it behind."""
     best = run_dir / "checkpoints" / f"step-{step or 0:08d}"
     if best.is_dir() and pointed(run_dir / BEST) != best:
         point(run_dir / BEST, best)

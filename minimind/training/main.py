@@ -27,23 +27,26 @@ from minimind.training.engine import Control, Engine, start_processes
 from minimind.training.health import before_run
 from minimind.training.loop import Run, train
 from minimind.training.metrics import Metrics
-from minimind.training.parents import end_with_launcher
 from minimind.training.recorder import Progress
 from minimind.training.run_directory import write_run_files
-from minimind.training.signals import StoppedEarly, StopRequest
+from minimind.training.signals import StoppedEarly, StopRequest, say_stopped
 from minimind.training.summary import schedule_lines, summarize
 
 SFT_DEFAULTS = {"learning_rate": 1e-4}  # what "auto" means for fine-tuning: a tenth of pretraining's
 
 
-def main(kind: Kind, argv: list[str] | None = None) -> None:
+def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
     """Run ``launch/pretrain.py`` (kind "pretrain") or ``launch/sft.py`` ("sft") and exit."""
     arguments = parse(kind, argv)
-    exit_with(lambda: run(kind, arguments), arguments.debug)
+    stop = stop or StopRequest().install()
+    exit_with(lambda: run(kind, arguments, stop), arguments.debug, stop)
 
 
-def exit_with(work: Callable[[], int], debug: bool) -> NoReturn:
-    """Exit with ``work``'s code; a UserError is one line from rank 0 (``debug``: a traceback) and code 2."""
+def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoReturn:
+    """Exit with ``work``'s code; a UserError is one line from rank 0 (``debug``: a traceback) and code 2.
+
+    Asked to stop before the first step is code 0, also where a rank learns of it by losing another one.
+    """
     try:
         code = work()
     except UserError as error:
@@ -53,17 +56,20 @@ def exit_with(work: Callable[[], int], debug: bool) -> NoReturn:
             print(f"error: {error}", file=sys.stderr)
         code = 2
     except StoppedEarly as stopped:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"stopped by {stopped} before the first step: nothing was trained", file=sys.stderr)
+        say_stopped(str(stopped))
+        code = 0
+    except Exception as error:
+        if not stop.ended_early(error):
+            raise
+        say_stopped(stop.name)
         code = 0
     sys.stdout.flush()
     sys.exit(code)
 
 
-def run(kind: Kind, arguments: argparse.Namespace) -> int:
+def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
     """Configure, prepare, build, train, export."""
-    stop = StopRequest().install()
-    end_with_launcher()
+    stop = stop or StopRequest().install()
     config, model = configure(kind, arguments)
     hardware = detect()
     resolved = resolve_json(kind, arguments, config, hardware)
@@ -96,6 +102,7 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)
 
+    stop.begin(engine.barrier)
     protected = {checkpoint.path} if checkpoint else set()
     reason = train(
         Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir, about, protected,

@@ -21,7 +21,7 @@ from minimind.launching import free_port
 
 ROOT = Path(__file__).parents[2]
 LATE = ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.ops.adam")
-PATIENCE = 25  # seconds an attempt may take; it takes less than one
+PATIENCE = 240  # seconds an attempt may take: less than one, but the first may compile DeepSpeedCPUAdam
 
 
 class ForkServer:
@@ -97,7 +97,7 @@ def _run(rank: int, order: dict[str, Any]) -> int:
     file = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # a hang is an exit code 1 and its place in the log
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # a hang: code 1 and its place
     if order["ranks"] > 1:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(order["ranks"]))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(order["port"]))

@@ -44,7 +44,7 @@ POINTS = {
     "load:after": 1,
     "export:before": 1,
     "export:after": 1,
-    "clock": 1000,  # milliseconds
+    "clock": 300,  # milliseconds from the first step; ten of them take about that long
 }
 
 
@@ -77,7 +77,7 @@ def install(fuse: Fuse) -> None:
     from minimind.training.metrics_file import MetricsFile
 
     if fuse.point == "clock":
-        threading.Timer(fuse.count / 1000, kill_now).start()
+        _start_clock(fuse.count / 1000)
     _around(fuse, loop, "train_step", lambda *_: "step")
     _around(fuse, evaluation, "_inputs", lambda *_: "evaluation")
     _around(fuse, Engine, "load", lambda *_: "load")
@@ -87,7 +87,22 @@ def install(fuse: Fuse) -> None:
     _around(fuse, os, "replace", lambda _, target: Path(target).name)
     _around(fuse, MetricsFile, "append", lambda *_: "metrics", _half_a_line)
     _around(fuse, _torch(), "save", lambda *_: "file", _half_a_file)
-    _around(fuse, shutil, "rmtree", lambda path: "delete" if Path(path).name.startswith("step-") else "other", _one_file)
+    _around(fuse, shutil, "rmtree", _removal, _one_file)
+
+
+def _start_clock(seconds: float) -> None:
+    """Kill that long after the first step has begun; before it, it could leave the lock of torch's C++ cache behind."""
+    from minimind.training import loop
+
+    step, timer = loop.train_step, threading.Timer(seconds, kill_now)
+    timer.daemon = True
+
+    def timed_step(*arguments: Any) -> Any:
+        if timer.ident is None:
+            timer.start()
+        return step(*arguments)
+
+    loop.train_step = timed_step
 
 
 def _torch() -> Any:
@@ -117,6 +132,10 @@ def _around(
         return result
 
     setattr(owner, name, hooked)
+
+
+def _removal(path: Any) -> str:
+    return "delete" if Path(path).name.startswith("step-") else "other"
 
 
 def _half_a_line(original: Any, metrics_file: Any, record: dict[str, Any]) -> None:
