@@ -23,7 +23,7 @@ from types import FrameType
 
 from minimind.errors import UserError
 from minimind.training.parents import PR_SET_PDEATHSIG, children, environment
-from minimind.training.signals import HANDLED, tell
+from minimind.training.signals import HANDLED, take_over, tell
 
 PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 PERIOD = 0.5  # seconds between looks at the launcher's pending signals
@@ -65,8 +65,7 @@ class Supervisor:
         self.told: set[int] = set()  # ranks that were asked to stop
         self.asked = self.killed = False
         self._interrupts = 0
-        for number in HANDLED:
-            signal.signal(number, self._on_signal)
+        take_over(self._on_signal)
 
     def wait(self) -> int:
         """The exit code, once nothing below is left."""

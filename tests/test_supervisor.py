@@ -32,8 +32,12 @@ def start(words: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     return subprocess.Popen(
         [*command, "--num_gpus", "2", "launch/pretrain.py", *words], cwd=ROOT, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_heed_hangups,
     )  # fmt: skip
+
+
+def _heed_hangups() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
 
 
 def pid_of(victim: str, process: subprocess.Popen[str]) -> int:

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +90,18 @@ def _quiet_deepspeed() -> None:
     bf16_optimizer.see_memory_usage = lambda *arguments, **options: None
 
 
+@cache
+def _control_group() -> Any:
+    """One for the whole process: each new one keeps threads and sockets, and a learning-rate sweep has many engines."""
+    return dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+
+
 class Control:
     """Small agreements between ranks over gloo, so that they never wait behind GPU work."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT) if self.world_size > 1 else None
+        self._group = _control_group() if self.world_size > 1 else None
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over the ranks (float64, exact for counts below 2**53)."""

@@ -41,8 +41,7 @@ class StopRequest:
 
     def install(self) -> StopRequest:
         """Take over the three signals; returns itself."""
-        for number in HANDLED:
-            signal.signal(number, self._on_signal)
+        take_over(self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # `minimind launch` blocks them until here
         return self
 
@@ -93,6 +92,13 @@ class StopRequest:
         if not self.training:
             say_stopped(signal.Signals(number).name)
             os._exit(0)
+
+
+def take_over(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Handle the three signals; not a SIGHUP that was ignored at the start, which is what nohup does."""
+    for number in HANDLED:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def tell(processes: list[int]) -> None:
