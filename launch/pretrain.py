@@ -1,6 +1,6 @@
 """Pretrain from raw text: `deepspeed launch/pretrain.py --deepspeed_config ds_configs/bf16.json`."""
 
-from minimind.training.main import main
+from minimind.training.start import start
 
 if __name__ == "__main__":
-    main("pretrain")
+    start("minimind.training.main", "pretrain")

@@ -228,6 +228,16 @@ def doctor(
     _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir))
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def launch(context: typer.Context) -> None:
+    """The deepspeed command with the same words after it; stops and exit codes can be relied upon (docs/resume.md)."""
+    from minimind.supervisor import launch as supervise
+
+    _exit(supervise(context.args))
+
+
 @app.command()
 def evaluate(
     model: Model,

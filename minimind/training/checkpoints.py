@@ -92,6 +92,13 @@ def pointed(pointer: Path) -> Path | None:
         return None
 
 
+def restore_best(run_dir: Path, step: int | None) -> None:
+    """Point ``best`` at the checkpoint of ``step``, if there is one: a kill between the two left it behind."""
+    best = run_dir / "checkpoints" / f"step-{step or 0:08d}"
+    if best.is_dir() and pointed(run_dir / BEST) != best:
+        point(run_dir / BEST, best)
+
+
 def problem(path: Path) -> str | None:
     """Why the checkpoint at ``path`` can't be used (a file missing, cut or changed), or None: it is complete."""
     try:

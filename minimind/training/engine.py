@@ -10,6 +10,8 @@ What is corrected, each with a test in tests/training/test_engine.py:
 - DeepSpeed loads a checkpoint only into the layout that wrote it (ranks, wrapper, precision). Here another layout gets
   whole fp32 tensors (portable.py).
 - ``deepspeed_shm_comm`` is compiled at every CPU start (48 s) although gloo does the same work.
+- ZeRO-2 with offload and fp32 accumulation keeps the gradients of a skipped step (stage_1_and_2.py ``step`` drops
+  ``averaged_gradients`` without offload only), so that one NaN skips every later step. Here they are dropped.
 - DeepSpeedCPUAdam's bias corrections after a resume differ in the last bit from an uninterrupted run's.
 - ``backward`` divides by the accumulation steps of the config; the loss is divided in step.py only, and a window may
   be shorter than the config says, so the boundary is set by hand and ``scale_wrt_gas`` is off.
@@ -23,6 +25,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,12 +97,21 @@ def _quiet_deepspeed() -> None:
     bf16_optimizer.see_memory_usage = lambda *arguments, **options: None
 
 
-class Control:
-    """Small agreements between ranks over gloo, so that they never wait behind GPU work."""
+@cache
+def _control_group(purpose: str) -> Any:
+    """One a purpose for the whole process: each keeps threads and sockets, and a sweep has many engines."""
+    return dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
 
-    def __init__(self) -> None:
+
+class Control:
+    """Small agreements between ranks over gloo, so that they never wait behind GPU work.
+
+    A thread beside the training loop needs a ``purpose`` of its own: two threads in one group would mix their messages.
+    """
+
+    def __init__(self, purpose: str = "training") -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT) if self.world_size > 1 else None
+        self._group = _control_group(purpose) if self.world_size > 1 else None
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over the ranks (float64, exact for counts below 2**53)."""
@@ -197,10 +209,15 @@ class Engine:
         if self._bare:
             return self._update_bare(lr)
         self.ds.step()
-        exhausted = self._apply_scale_update()
-        return Update(
-            self.ds.was_step_applied(), _number(self.ds.get_global_grad_norm()), lr, scale, exhausted
-        )
+        exhausted, applied = self._apply_scale_update(), self.ds.was_step_applied()
+        if not applied and self.resolved.offload:
+            self._forget_gradients()
+        return Update(applied, _number(self.ds.get_global_grad_norm()), lr, scale, exhausted)
+
+    def _forget_gradients(self) -> None:
+        """Drop the skipped step's gradients; with offload DeepSpeed adds the next ones to them, and skips for ever."""
+        for group in self.optimizer.averaged_gradients:
+            self.optimizer.averaged_gradients[group] = None
 
     def _update_bare(self, lr: float) -> Update:
         """fp32 at stage 0: the raw optimizer, to which DeepSpeed gives neither a norm nor a finite check."""

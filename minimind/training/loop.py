@@ -7,16 +7,16 @@ stop, and decisions taken from numbers that are equal on all ranks.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
-from minimind.data.batches import Batches, prefetch, sequential_batches
+from minimind.data.batches import Batch, Batches, prefetch, sequential_batches
 from minimind.durable import write_durably
 from minimind.findings import Finding
-from minimind.training.checkpoints import all_checkpoints
+from minimind.training.checkpoints import all_checkpoints, restore_best
 from minimind.training.culprits import find_culprits, shorten
 from minimind.training.engine import Engine
 from minimind.training.evaluation import evaluate
@@ -31,6 +31,7 @@ from minimind.training.signals import StopRequest
 from minimind.training.step import StepResult, train_step
 from minimind.training.trouble import Trouble, Watch
 
+LOOK_UP = 8  # batches of an evaluation between looks at the request to stop
 POST_MORTEM = "post_mortem.json"
 NOT_FINITE = ("loss-not-finite", "gradient-not-finite")  # findings that name their samples
 
@@ -76,10 +77,16 @@ class Run:
 def train(run: Run) -> str:
     """Train from ``run.progress`` on; why it ended: finished, stopped, early-stop or trouble (``run.trouble``)."""
     progress, plan, engine = run.progress, run.plan, run.engine
-    run.stop.training = True
     recorder = Recorder(
         lambda metrics: report(run, metrics), engine.sum_over_ranks, run.batches.steps_per_epoch
     )
+    if (
+        evaluation_due(run)
+        and progress.evaluated_step < progress.step
+        and evaluate_now(run)
+        and run.rank == 0
+    ):
+        restore_best(run.run_dir, progress.step)  # the run was stopped after this step, before its evaluation
     steps = range(progress.step, plan.total_steps)
     ahead = prefetch((run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2)
     for micro_batches in timed(ahead, run.waits, progress.step + 1):
@@ -88,31 +95,36 @@ def train(run: Run) -> str:
         recorder.add(result, progress)
 
         step, last = progress.step, progress.step == plan.total_steps
-        evaluating = (
-            bool(plan.eval_steps) and (last or step % (plan.eval_steps or 1) == 0) and not result.stop
-        )
+        evaluating = evaluation_due(run) and not result.stop
         saving = last or result.stop or step % plan.save_steps == 0
-        if evaluating or saving or due(run, result):
+        if evaluating or saving or report_due(run, result):
             recorder.flush()
         if in_trouble(run, result, saving, last):
             return "trouble"
         improved = evaluating and evaluate_now(run)
-        if saving or improved:
+        stop = result.stop or (evaluating and progress.evaluated_step < step)
+        if saving or improved or stop:
             save(run, best=improved)
         if evaluating or saving:
             recorder.restart_clock()
-        if result.stop:
+        if stop:
             return "stopped"
         if early_stop(run):
             return "early-stop"
     return "finished"
 
 
-def due(run: Run, result: StepResult) -> bool:
+def report_due(run: Run, result: StepResult) -> bool:
     """Whether this step's numbers are read now: at the log cadence, or because steps are being skipped in a row."""
     step, patience = run.progress.step, run.config.recovery.non_finite_patience
     skipping = result.update.exhausted or run.progress.consecutive_skips >= patience
     return skipping or step == 1 or step % run.config.logging_steps == 0
+
+
+def evaluation_due(run: Run) -> bool:
+    """Whether there is to be an evaluation after the present step: at its cadence and at the end."""
+    every, step = run.plan.eval_steps, run.progress.step
+    return every is not None and step > 0 and (step == run.plan.total_steps or step % every == 0)
 
 
 def report(run: Run, metrics: StepMetrics) -> None:
@@ -147,13 +159,20 @@ def in_trouble(run: Run, result: StepResult, saving: bool, last: bool) -> bool:
 
 
 def evaluate_now(run: Run) -> bool:
-    """Evaluate on the held-out file; True if it is the best so far."""
+    """Evaluate on the held-out file; True if it is the best so far. Asked to stop meanwhile, there is no result."""
     store, engine, progress = run.data.held_out, run.engine, run.progress
     assert store is not None
     size = run.batches.micro_batch_size
     batches = sequential_batches(store, run.config.max_seq_length, size, engine.rank, engine.world_size)
     num_bytes = store.num_bytes if store.kind == "pretrain" else None
-    result = evaluate(engine.module, batches, engine.device, progress.step, num_bytes, engine.sum_over_ranks)
+    watched = until_stop(run, batches)
+    try:
+        result = evaluate(
+            engine.module, watched, engine.device, progress.step, num_bytes, engine.sum_over_ranks
+        )
+    except Interrupted:
+        return False
+    progress.evaluated_step = progress.step
     run.metrics.evaluation(result, progress.step)
     for finding in run.health.observe_evaluation(progress.step, result.loss):
         run.metrics.finding(finding)
@@ -167,6 +186,18 @@ def evaluate_now(run: Run) -> bool:
     else:
         progress.evaluations_without_gain += 1
     return improved
+
+
+class Interrupted(Exception):
+    """A rank was asked to stop during an evaluation."""
+
+
+def until_stop(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """``batches``, which are equally many on every rank; raises Interrupted on all ranks at the same one."""
+    for index, batch in enumerate(batches):
+        if index % LOOK_UP == 0 and run.engine.sum_over_ranks([float(run.stop.requested)])[0] > 0:
+            raise Interrupted
+        yield batch
 
 
 def early_stop(run: Run) -> bool:

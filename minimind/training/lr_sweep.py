@@ -34,7 +34,6 @@ from minimind.training.lr_options import choose_rates, parse, rates_at, with_rat
 from minimind.training.lr_report import Outcome, report
 from minimind.training.main import exit_with
 from minimind.training.metrics import StepMetrics
-from minimind.training.parents import end_with_launcher
 from minimind.training.recorder import Progress, Recorder
 from minimind.training.run_directory import write_run_files
 from minimind.training.schedule import Schedule
@@ -46,16 +45,16 @@ SWEEP_STEPS, RANGE_STEPS = 50, 100
 MAX_RISE = 1.5  # a range test ends when the loss is this many times the first one
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
     """Run ``launch/lr_sweep.py`` and exit: 0 with a recommendation, 1 without one, 2 used wrongly."""
     arguments = parse(argv)
-    exit_with(lambda: run(arguments), arguments.debug)
+    stop = stop or StopRequest().install()
+    exit_with(lambda: run(arguments, stop), arguments.debug, stop)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
     """Configure, prepare, run, judge, report."""
-    stop = StopRequest().install()
-    end_with_launcher()
+    stop = stop or StopRequest().install()
     rates = choose_rates(arguments)
     bench = make_bench(arguments, stop)
     stop.training = True

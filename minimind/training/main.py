@@ -22,13 +22,12 @@ from minimind.memory import checkpoint_bytes
 from minimind.model import Transformer
 from minimind.training import setup, space
 from minimind.training.arguments import config_options, parse
-from minimind.training.checkpoints import Checkpoint
+from minimind.training.checkpoints import Checkpoint, restore_best
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Control, Engine, start_processes
 from minimind.training.health import before_run
 from minimind.training.loop import Run, give_up, train
 from minimind.training.metrics import Metrics
-from minimind.training.parents import end_with_launcher
 from minimind.training.recorder import Progress
 from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import Rollback, write_rollbacks
@@ -36,20 +35,24 @@ from minimind.training.rescue import Builder, live_with, rescue
 from minimind.training.resume import agree, describe, find_checkpoint
 from minimind.training.run_directory import set_aside, write_run_files
 from minimind.training.saver import Saver
-from minimind.training.signals import StoppedEarly, StopRequest
+from minimind.training.signals import StoppedEarly, StopRequest, say_stopped
 from minimind.training.summary import schedule_lines, summarize
 
 SFT_DEFAULTS = {"learning_rate": 1e-4}  # what "auto" means for fine-tuning: a tenth of pretraining's
 
 
-def main(kind: Kind, argv: list[str] | None = None) -> None:
+def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
     """Run ``launch/pretrain.py`` (kind "pretrain") or ``launch/sft.py`` ("sft") and exit."""
     arguments = parse(kind, argv)
-    exit_with(lambda: run(kind, arguments), arguments.debug)
+    stop = stop or StopRequest().install()
+    exit_with(lambda: run(kind, arguments, stop), arguments.debug, stop)
 
 
-def exit_with(work: Callable[[], int], debug: bool) -> NoReturn:
-    """Exit with ``work``'s code; a UserError is one line from rank 0 (``debug``: a traceback) and code 2."""
+def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoReturn:
+    """Exit with ``work``'s code; a UserError is one line from rank 0 (``debug``: a traceback) and code 2.
+
+    Asked to stop before the first step is code 0, also where a rank learns of it by losing another one.
+    """
     try:
         code = work()
     except UserError as error:
@@ -59,17 +62,20 @@ def exit_with(work: Callable[[], int], debug: bool) -> NoReturn:
             print(f"error: {error}", file=sys.stderr)
         code = 2
     except StoppedEarly as stopped:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"stopped by {stopped} before the first step: nothing was trained", file=sys.stderr)
+        say_stopped(str(stopped))
+        code = 0
+    except Exception as error:
+        if not stop.ended_early(error):
+            raise
+        say_stopped(stop.name)
         code = 0
     sys.stdout.flush()
     sys.exit(code)
 
 
-def run(kind: Kind, arguments: argparse.Namespace) -> int:
+def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
     """Configure, prepare, build, train, export."""
-    stop = StopRequest().install()
-    end_with_launcher()
+    stop = stop or StopRequest().install()
     config, new_model = configure(kind, arguments)
     hardware = detect()
     resolved = resolve_json(kind, arguments, config, hardware)
@@ -99,6 +105,8 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
         )
         num_bytes = checkpoint_bytes(config, resolved)
         notes += control.first_does(lambda: space.before_run(config.output_dir / "checkpoints", num_bytes))
+        if checkpoint:
+            control.first_does(lambda: restore_best(config.output_dir, progress.best_step))
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
     for finding in [*resolved.findings, *notes, *usual_rates(kind, config, resolved)]:
@@ -108,8 +116,9 @@ def run(kind: Kind, arguments: argparse.Namespace) -> int:
 
     for rollback in rollbacks:  # that the resumed run lives with
         metrics.rollback(rollback)
+    stop.begin(engine.barrier)
     protected = {checkpoint.path} if checkpoint else set()
-    saver = Saver(engine, Control(), config.output_dir, config.save_total_limit, protected)
+    saver = Saver(engine, Control("saving"), config.output_dir, config.save_total_limit, protected)
     run = Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir,
               about, saver, rollbacks, arguments.overfit_one_batch)  # fmt: skip
     run, reason, saved = train_and_save(run, builder)

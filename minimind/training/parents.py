@@ -24,6 +24,8 @@ PERIOD = 1.0  # seconds between looks at the runner
 def end_with_launcher() -> None:
     """Ask to be stopped when launch.py or the runner above it dies. Call once, in the main thread."""
     launcher = os.getppid()
+    if sys.platform == "linux" and "CROSS_RANK" in os.environ and not _below_launcher(launcher):
+        os.kill(os.getpid(), signal.SIGTERM)  # only the launcher sets CROSS_RANK, and it is gone already
     if sys.platform != "linux" or "deepspeed.launcher.launch" not in _command(launcher):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -32,6 +34,37 @@ def end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     elif "deepspeed" in _command(runner):  # over ssh the launcher's parent is a shell, which may go
         threading.Thread(target=_watch, args=(launcher, runner), name="parents", daemon=True).start()
+
+
+def siblings() -> list[int]:
+    """The other ranks that this rank's launcher has started on this machine; empty outside Linux."""
+    if "RANK" not in os.environ or sys.platform != "linux":
+        return []
+    launcher, port = os.getppid(), f"MASTER_PORT={os.environ.get('MASTER_PORT')}".encode()
+    return [pid for pid in children(launcher) if pid != os.getpid() and port in environment(pid)]
+
+
+def children(pid: int) -> list[int]:
+    """The processes whose parent is ``pid``."""
+    numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [number for number in numbers if _parent(number) == pid]
+
+
+def environment(pid: int) -> list[bytes]:
+    """The NAME=value pairs that a process was started with; empty when it is gone or another user's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _below_launcher(pid: int) -> bool:
+    """Whether launch.py is among the ancestors, of which a wrapper script may be one."""
+    while pid > 1:
+        if "deepspeed.launcher.launch" in _command(pid):
+            return True
+        pid = _parent(pid)
+    return False
 
 
 def _watch(launcher: int, runner: int) -> None:

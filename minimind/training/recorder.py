@@ -35,6 +35,7 @@ class Progress:
     best_loss: float | None = None
     best_step: int | None = None
     evaluations_without_gain: int = 0
+    evaluated_step: int = 0  # the last step with an evaluation
     wandb_id: str | None = None
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     health: dict[str, Any] = field(default_factory=dict)  # Health.state() as of the last save

@@ -282,6 +282,22 @@ def test_non_finite_gradients_are_skipped_at_every_stage(precision: str, stage: 
 
 
 @pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("micro", [4, 2])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_nothing_of_a_skipped_step_is_left_in_the_next(name: str, micro: int) -> None:
+    sick, well = (sgd_engine(load(name), lr=0.01) for _ in range(2))
+    batches = [split(random_rows(4, seed=step), micro) for step in range(3)]
+    backward = sick.backward
+    for step, batch in enumerate(batches):
+        ill = step == 1
+        sick.backward = (lambda loss: backward(loss * float("inf"))) if ill else backward  # type: ignore[method-assign]
+        assert train_step(sick, batch).update.applied == (not ill)
+        if not ill:
+            train_step(well, batch)
+    torch.testing.assert_close(masters(sick), masters(well), rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_offload_uses_deepspeeds_cpu_adam_and_agrees_with_torch() -> None:
     engines = [
         Engine(tiny_model(), load(name), lambda step: 1.0)

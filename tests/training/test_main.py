@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -210,6 +211,31 @@ def test_evaluation_changes_nothing_in_training(files: dict[str, Path], tmp_path
     launch("pretrain", "bf16.json", files, tmp_path / "with", *common, "--set", "eval_steps=1")
     launch("pretrain", "bf16.json", files, tmp_path / "without", *common, "--set", "eval_steps=6")
     assert curve(tmp_path / "with") == curve(tmp_path / "without")
+
+
+def test_a_stop_during_an_evaluation_is_made_up_for_at_the_resume(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go(out: Path, *more: str) -> int:
+        settings = ("--set", "eval_steps=3", "--set", "save_steps=50")
+        return launch("pretrain", "fp32.json", files, out, "--max-steps", "6", *settings, *more)
+
+    assert go(tmp_path / "whole") == 0
+    original = loop.until_stop
+
+    def stopping(run: loop.Run, batches: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(run, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "until_stop", stopping)
+        assert go(tmp_path / "parts") == 0
+    assert (tmp_path / "parts" / "latest").read_text().strip() == "checkpoints/step-00000003"
+    assert not records(tmp_path / "parts", "eval")
+    assert go(tmp_path / "parts", "--resume") == 0
+    assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
+    assert records(tmp_path / "parts", "eval") == records(tmp_path / "whole", "eval")
+    assert (tmp_path / "parts" / "best").read_text() == (tmp_path / "whole" / "best").read_text()
 
 
 def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(

@@ -274,7 +274,7 @@ def _saves_of_a_rank(run_dir: str) -> list[Any]:
 
     saver.PAUSES = (0.0, 0.0)
     engine = Engine(tiny_model(), load("bf16_zero2.json", world=2), lambda step: 1.0)
-    ours = saver.Saver(engine, Control(), Path(run_dir), 2, set())
+    ours = saver.Saver(engine, Control("saving"), Path(run_dir), 2, set())
     failures: Iterator[bool] = iter([False, True, True, True, True, False, False])
 
     def on_one_rank(path: Path) -> BinaryIO:

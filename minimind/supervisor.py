@@ -1,0 +1,141 @@
+"""`minimind launch`: the `deepspeed` command, with stops and exit codes that can be relied upon. Linux, one machine.
+
+What DeepSpeed 0.19.8's own launcher does (launcher/runner.py -> launcher/launch.py -> ranks): SIGTERM or SIGHUP kill
+the runner; Ctrl-C ends it with a traceback while the ranks still write their checkpoint, and launch.py
+exits with 1 after every SIGTERM or SIGINT, whatever its ranks say; SIGKILL on launch.py makes the runner exit with 0.
+
+Here the launcher runs in a session of its own with SIGINT, SIGTERM and SIGHUP blocked. The mask is inherited, so these
+signals stay pending in runner and launch.py, where they are seen from outside (/proc/PID/status) and handed on to the
+ranks; a rank unblocks them when it can handle them (signals.py). Everything then ends by itself, from the ranks up,
+with the ranks' exit code. As a subreaper (prctl(2)) this process adopts what loses its parent, so it ends last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from minimind.errors import UserError
+from minimind.training.parents import PR_SET_PDEATHSIG, children, environment
+from minimind.training.signals import HANDLED, take_over, tell
+
+PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
+PERIOD = 0.5  # seconds between looks at the launcher's pending signals
+
+
+def launch(words: Sequence[str]) -> int:
+    """Run ``deepspeed WORDS``; the exit code.
+
+    0: finished, or stopped as asked. 130: ended at once by a second Ctrl-C. 128 + n: the runner was killed by signal n.
+    1: launch.py was killed. Otherwise the code of the first rank that failed (247: it was killed).
+    Raises UserError outside Linux and without a launcher.
+    """
+    if sys.platform != "linux":
+        raise UserError("`minimind launch` needs Linux; start with `deepspeed` itself")
+    launcher = Path(sys.executable).parent / "deepspeed"
+    if not launcher.exists():
+        raise UserError(f"no deepspeed launcher at {launcher}: run `make`, or pip install deepspeed there")
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    runner = subprocess.Popen(
+        [sys.executable, str(launcher), *words], start_new_session=True, preexec_fn=_before_runner
+    )
+    return Supervisor(runner).wait()
+
+
+def _before_runner() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the ranks notice, and stop as asked
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+class Supervisor:
+    """Hands stops on to the ranks and waits for everything below it to end."""
+
+    def __init__(self, runner: subprocess.Popen[bytes]) -> None:
+        self.runner = runner
+        self.told: set[int] = set()  # ranks that were asked to stop
+        self.asked = self.killed = False
+        self._interrupts = 0
+        take_over(self._on_signal)
+
+    def wait(self) -> int:
+        """The exit code, once nothing below is left."""
+        while (code := self._poll()) is None:
+            if self.asked or any(map(has_pending_stop, self._launchers())):
+                self.stop()
+        orphans = self._adopt()
+        if self.killed:
+            return 0 if self._interrupts < 2 else 128 + signal.SIGINT
+        if code == 0 and orphans:
+            print("error: launch.py was killed; the ranks have stopped", file=sys.stderr)
+            return 1
+        return 128 - code if code < 0 else code
+
+    def stop(self) -> None:
+        """Ask every rank once. With no rank yet there is nothing to save."""
+        self.asked = True
+        ranks = set(self._ranks())
+        if not ranks and not self.told:
+            print("stopped before any rank was started", file=sys.stderr)
+            self.kill()
+        tell(sorted(ranks - self.told))
+        self.told |= ranks
+
+    def kill(self) -> None:
+        """End the whole session at once."""
+        self.killed = True
+        try:
+            os.killpg(self.runner.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            self.kill()
+        self.asked = True  # `wait` looks at it: a handler does as little as it can
+
+    def _poll(self) -> int | None:
+        try:
+            return self.runner.wait(PERIOD)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _adopt(self) -> int:
+        """Wait for what has lost its parent, and count it."""
+        count = 0
+        while True:
+            try:
+                os.wait()
+                count += 1
+            except ChildProcessError:
+                return count
+
+    def _launchers(self) -> Iterator[int]:
+        yield self.runner.pid
+        yield from children(self.runner.pid)
+
+    def _ranks(self) -> Iterator[int]:
+        for launcher in children(self.runner.pid):
+            for pid in children(launcher):
+                if any(pair.startswith(b"RANK=") for pair in environment(pid)):
+                    yield pid
+
+
+def has_pending_stop(pid: int) -> bool:
+    """Whether a blocked SIGINT, SIGTERM or SIGHUP waits for the process (proc(5): ShdPnd is a mask in hexadecimal)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks for number in HANDLED)
