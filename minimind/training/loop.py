@@ -69,13 +69,17 @@ def train(run: Run) -> str:
     """Train from ``run.progress`` to the end; returns why it ended: finished, stopped, early-stop or failed."""
     progress, plan, engine = run.progress, run.plan, run.engine
     run.stop.training = True
+    mixture = run.batches.mixture
     recorder = Recorder(
-        lambda metrics: report(run, metrics), engine.sum_over_ranks, run.batches.steps_per_epoch
+        lambda metrics: report(run, metrics),
+        engine.sum_over_ranks,
+        run.batches.steps_per_epoch,
+        sources=mixture.names if mixture else (),
     )
     steps = range(progress.step, plan.total_steps)
     ahead = prefetch((run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2)
     for micro_batches in timed(ahead, run.waits, progress.step + 1):
-        result = train_step(engine, micro_batches, run.stop.requested)
+        result = train_step(engine, micro_batches, run.stop.requested, by_source=mixture is not None)
         progress.advance(result)
         recorder.add(result, progress)
 
