@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minimind.data import streams
-from minimind.data.conversations import BadRecord, Conversation, Fields, Kind, detect, to_document
-from minimind.data.encoding import Document, Options, Reject, encode_chunk, excerpt_of
+from minimind.data.conversations import BadRecord, Conversation, Fields, Kind, detect
+from minimind.data.encoding import Document, Options, Reject, document_of, encode_chunk, kind_of
 from minimind.data.packing import pack
 from minimind.data.sources import Chunk, Record, Source, chunks_of, container, expand
 from minimind.data.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
@@ -182,7 +182,7 @@ def _kind(chunk: Chunk, fields: Fields) -> Kind:
     """Pretraining text or conversations, by the first record that is either."""
     for record in chunk.records():
         try:
-            return "pretrain" if detect(record.value, None, fields) == "text" else "sft"
+            return kind_of(record, fields)
         except BadRecord as error:
             if "preference" in str(error):
                 return "sft"
@@ -208,14 +208,9 @@ class _TextFigures:
             self._report.records += 1
             if isinstance(record.value, dict):
                 self._fields.update(str(key)[:40] for key in itertools.islice(record.value, 20))
-            try:
-                if record.error is not None:
-                    raise BadRecord(record.error)
-                document = to_document(record.value, self._options.kind, self._options.fields)
-            except BadRecord as error:
-                self.reject(
-                    Reject(record.file, record.line, str(error), record.excerpt or excerpt_of(record))
-                )
+            document = document_of(record, self._options.kind, self._options.fields)
+            if isinstance(document, Reject):
+                self.reject(document)
                 continue
             self._formats[detect(record.value, self._options.kind, self._options.fields)] += 1
             self._document(document)
