@@ -105,34 +105,6 @@ def test_a_tokenizer_accounts_for_every_line(tmp_path: Path, capsys: pytest.Capt
         train_tokenizer_on([path], output, 300, skip_bad=True, max_bad_ratio=0.005)
 
 
-def test_a_tokenizer_reads_by_field_format_and_encoding_and_leaves_marks_out(tmp_path: Path) -> None:
-    texts = [f"小河{n}流動<|im_end|> <|im_start|>river {n}" for n in range(200)]
-    path = tmp_path / "a.jsonl"
-    rows = [json.dumps({"body": f"<|im_start|>{text}<|im_end|>"}, ensure_ascii=False) for text in texts]
-    path.write_bytes("\n".join(rows).encode("big5hkscs"))
-    options: dict[str, Any] = {"text_field": "body", "encoding": "big5"}
-    marked = Tokenizer.load(
-        train_tokenizer_on([path], tmp_path / "marked", 330, allow_special=True, **options)
-    )
-    plain = Tokenizer.load(train_tokenizer_on([path], tmp_path / "plain", 330, **options))
-    assert marked.decode(marked.encode("小河")) == "小河"
-    # a mark spelled in the text costs what its letters cost, unless they were learned as pieces
-    assert len(plain.encode("<|im_start|>")) < len(marked.encode("<|im_start|>"))
-    (tmp_path / "only.jsonl").write_text('{"body": "<|im_start|><|im_end|>"}\n' * 2)
-    with pytest.raises(UserError, match="only special tokens, no text"):
-        train_tokenizer_on(
-            [tmp_path / "only.jsonl"], tmp_path / "x", 330, allow_special=True, text_field="body"
-        )
-
-
-def test_an_answer_in_a_rendered_chat_is_learned_from_too(tmp_path: Path) -> None:
-    path = tmp_path / "chat.txt"
-    text = "<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\nPast the hill {}.<|im_end|>\n"
-    path.write_text("\n".join(text.format(n) for n in range(100)))
-    tokenizer = Tokenizer.load(train_tokenizer_on([path], tmp_path / "t", 300, allow_special=True))
-    assert len(tokenizer.encode("the hill")) < 8
-
-
 def test_export_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
