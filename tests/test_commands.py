@@ -64,7 +64,7 @@ def test_conversations_are_recognised_and_count_answers_only(corpus: Path) -> No
 def test_a_file_without_records_is_named(corpus: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"other": 1}\n{"other": 2}\n')
-    with pytest.raises(UserError, match=r"empty\.jsonl: no readable record"):
+    with pytest.raises(UserError, match=r"empty\.jsonl:1: no known format \(fields: other\)"):
         evaluate_file(corpus / "model", [empty], None, ROW, 2)
 
 

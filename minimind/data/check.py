@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minimind.data import streams
-from minimind.data.conversations import BadRecord, Conversation, Fields, Kind, detect
-from minimind.data.encoding import Document, Options, Reject, document_of, encode_chunk, kind_of
+from minimind.data.conversations import Conversation, Fields, Kind, detect
+from minimind.data.encoding import Document, Options, Reject, document_of, encode_chunk, kind_of_first
 from minimind.data.packing import pack
 from minimind.data.sources import Chunk, Record, Source, chunks_of, container, expand
 from minimind.data.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
@@ -161,7 +161,7 @@ def _check(
     )
     chunks = chunks_of(head, options.fields.format)
     first = next(chunks, None)
-    report.kind = kind or (_kind(first, options.fields) if first else "pretrain")
+    report.kind = kind or (first and kind_of_first(first.records(), options.fields)) or "pretrain"
     options = Options(report.kind, options.max_seq_length, options.fields, options.allow_special)
     text, tokens = _TextFigures(report, options), _TokenFigures(report, options)
     try:
@@ -176,17 +176,6 @@ def _check(
             tokens.finish()
     if not report.records:
         raise UserError(f"{source.name}: holds no record")
-
-
-def _kind(chunk: Chunk, fields: Fields) -> Kind:
-    """Pretraining text or conversations, by the first record that is either."""
-    for record in chunk.records():
-        try:
-            return kind_of(record, fields)
-        except BadRecord as error:
-            if "preference" in str(error):
-                return "sft"
-    return "pretrain"
 
 
 class _TextFigures:

@@ -126,6 +126,17 @@ def document_of(record: Record, kind: Kind | None, fields: Fields) -> str | Conv
         return Reject(record.file, record.line, str(error), record.excerpt or excerpt_of(record))
 
 
+def kind_of_first(records: Iterable[Record], fields: Fields) -> Kind | None:
+    """Pretraining text or conversations, by the first record that is either; None if there is none."""
+    for record in records:
+        try:
+            return kind_of(record, fields)
+        except BadRecord as error:
+            if "preference" in str(error):
+                return "sft"
+    return None
+
+
 def kind_of(record: Record, fields: Fields) -> Kind:
     """Whether a record is pretraining text or a conversation. Raises ``BadRecord`` if it is neither."""
     if record.error is not None:

@@ -35,8 +35,8 @@ from typing import TypeVar
 
 from minimind.data import streams
 from minimind.data.cache import Say, content_hash, default_cache, locked
-from minimind.data.conversations import BadRecord, Fields, Kind
-from minimind.data.encoding import Counts, Options, encode_chunk, kind_of
+from minimind.data.conversations import Fields, Kind
+from minimind.data.encoding import Counts, Options, encode_chunk, kind_of_first
 from minimind.data.sources import Chunk, Source, chunks_of, container, expand, read_chunks
 from minimind.data.store import StoreWriter
 from minimind.data.tally import Tally
@@ -239,12 +239,9 @@ def _gathered(
 
 
 def _kind_of(sources: Sequence[Source], fields: Fields, encoding: str | None) -> Kind:
-    for source in sources:
-        for chunk in read_chunks(source, fields.format, encoding):
-            for record in chunk.records():
-                with contextlib.suppress(BadRecord):  # building the store will name it
-                    return kind_of(record, fields)
-    raise UserError(f"{sources[0].name}: no readable record: `minimind check` says what is in it")
+    """By the first record that is either; without one pretraining, whose rules then name every line."""
+    chunks = (chunk for source in sources for chunk in read_chunks(source, fields.format, encoding))
+    return kind_of_first((record for chunk in chunks for record in chunk.records()), fields) or "pretrain"
 
 
 @contextlib.contextmanager

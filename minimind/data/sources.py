@@ -67,7 +67,7 @@ class Chunk:
         parser = JsonParser()
         for number, line in enumerate(self.lines, self.first_line):
             if isinstance(line, int):
-                yield Record(None, self.file, number, _too_long(line))
+                yield Record(None, self.file, number, streams.too_long(line))
             elif line and not line.isspace():
                 yield self._record(parser, line, number)
 
@@ -177,7 +177,7 @@ def _text(head: Head, split: str) -> Iterator[Record]:
     start, size = 1, 0
     for number, line in _text_lines(head):
         if isinstance(line, int):
-            yield Record(None, head.name, number, _too_long(line))
+            yield Record(None, head.name, number, streams.too_long(line))
             continue
         blank = not line.strip()
         if held and (split == "lines" or (blank and split == "paragraphs")):
@@ -196,7 +196,7 @@ def _text(head: Head, split: str) -> Iterator[Record]:
 
 def _paragraph(name: str, start: int, lines: list[str], size: int) -> Record:
     if size > streams.MAX_RECORD_BYTES:
-        return Record(None, name, start, _too_long(size))
+        return Record(None, name, start, streams.too_long(size))
     return Record("\n".join(lines).rstrip("\n"), name, start)
 
 
@@ -215,15 +215,22 @@ def _text_lines(head: Head) -> Iterator[tuple[int, str | int]]:
 def _csv(head: Head) -> Iterator[Record]:
     """Rows under a header row as dictionaries. A quoted cell may hold line ends; ``line`` is where the row starts."""
     csv.field_size_limit(streams.MAX_RECORD_BYTES)
-    lines = (line if isinstance(line, str) else "" for _, line in _text_lines(head))
+    lost: list[tuple[int, int]] = []  # (number, size) of lines that are too long to be held
     start = head.text.split(head.line_end, 1)[0].decode("utf-8", "replace")
     delimiter = "\t" if _suffix(head.name) == ".tsv" else max(",;\t", key=start.count)
-    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
+    reader = csv.reader(_csv_lines(head, lost), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     line = 1
     try:
         for row in reader:
-            if header is None:
+            if lost:  # the row is that line, or has it inside a cell
+                if header is None:
+                    raise UserError(
+                        f"{head.name}:1: the first row must name the columns; it is too long for that"
+                    )
+                yield Record(None, head.name, line, streams.too_long(lost[0][1]))
+                lost.clear()
+            elif header is None:
                 header = _header(row, head.name)
             elif row and len(row) != len(header):
                 yield Record(
@@ -237,7 +244,16 @@ def _csv(head: Head) -> Iterator[Record]:
                 yield Record(dict(zip(header, row, strict=True)), head.name, line)
             line = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{head.name}:{line}: not CSV: {error}") from None
+        hint = "; is a quote missing?" if "field limit" in str(error) else ""
+        raise UserError(f"{head.name}:{line}: not CSV: {error}{hint}") from None
+
+
+def _csv_lines(head: Head, lost: list[tuple[int, int]]) -> Iterator[str]:
+    """Lines with their ends; one that is too long comes empty and is noted in ``lost``."""
+    for number, line in _text_lines(head):
+        if isinstance(line, int):
+            lost.append((number, line))
+        yield "\n" if isinstance(line, int) else line + "\n"
 
 
 def _header(row: list[str], name: str) -> list[str]:
@@ -259,12 +275,24 @@ def _parquet(head: Head) -> Iterator[Record]:
                 file.write(block)
         number = 0
         try:
-            for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=_ROWS_PER_CHUNK):
+            # Buffered: otherwise a column of a whole row group is read at once, which may be the whole file.
+            reader = pyarrow.parquet.ParquetFile(file, buffer_size=streams.BLOCK_BYTES, pre_buffer=False)
+            for batch in reader.iter_batches(batch_size=_ROWS_PER_CHUNK):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Record(row, head.name, number)
+                    size = _characters(row)
+                    error = streams.too_long(size) if size > streams.MAX_RECORD_BYTES else None
+                    yield Record(None if error else row, head.name, number, error)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{head.name}: not readable as Parquet: {str(error).splitlines()[0]}") from None
+
+
+def _characters(value: object) -> int:
+    """How much text a row holds, in all of its cells."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_characters, inner))
 
 
 def _grouped(name: str, records: Iterable[Record]) -> Iterator[Chunk]:
@@ -273,16 +301,12 @@ def _grouped(name: str, records: Iterable[Record]) -> Iterator[Chunk]:
     size = 0
     for record in records:
         held.append(record)
-        size += len(record.value) if isinstance(record.value, str) else 1024
+        size += 1024 + _characters(record.value)
         if len(held) >= _ROWS_PER_CHUNK or size >= streams.BLOCK_BYTES:
             yield Chunk(name, parsed=held)
             held, size = [], 0
     if held:
         yield Chunk(name, parsed=held)
-
-
-def _too_long(size: int) -> str:
-    return f"{size:,} bytes in one record; the limit is {streams.MAX_RECORD_BYTES >> 20} MiB"
 
 
 def _parsed(line: bytes, head: Head) -> tuple[object, bool]:
