@@ -30,6 +30,7 @@ BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 20
 MAX_RECORD_BYTES = 32 << 20
 
+_COMPRESSED = (".gz", ".zst", ".xz")
 _COMPRESSION = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\x00", "xz"))
 _NOT_DATA = (
     (
@@ -116,6 +117,25 @@ def line_batches(head: Head) -> Iterator[list[bytes | int]]:
             rest, held, lost = [], 0, lost + held
     if held or lost:
         yield [_strip(lost + held if lost else b"".join(rest), max_line)]
+
+
+def text_lines(head: Head) -> Iterator[tuple[int, str | int]]:
+    """(number, line) as text, bad bytes as lone surrogates; a line that is too long as its length."""
+    number = 0
+    encoding = "utf-8" if head.encoding.startswith("utf-") else head.encoding
+    for lines in line_batches(head):
+        for line in lines:
+            number += 1
+            if isinstance(line, int):
+                yield number, line
+            else:
+                yield number, line.decode(encoding, "surrogateescape").replace("\r", "\n")
+
+
+def suffix(name: str) -> str:
+    """The file type in a name, in lower case: ``.csv`` of ``A.CSV.gz``."""
+    path = Path(name)
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in _COMPRESSED else path.suffix.lower()
 
 
 class ByteStream:
