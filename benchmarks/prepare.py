@@ -14,6 +14,7 @@ memory is measured in a fresh process for each size of input (``--memory``).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -83,15 +84,12 @@ def compare_speed(files: Sequence[Path], workers: int, rounds: int) -> None:
 
 
 def compare_memory(files: Sequence[Path], gigabytes: float, workers: int) -> None:
-    """Peak resident memory of a whole process that prepares ``files``, repeated to two sizes."""
+    """Peak resident memory of a whole process that prepares ``files``, repeated to two sizes, no record twice."""
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = train_tokenizer(_texts(files), Path(scratch) / "tokenizer", VOCABULARY)
         for size in (gigabytes / 4, gigabytes):
             big = Path(scratch) / "big.jsonl"
-            with big.open("wb") as output:
-                while output.tell() < size * 1e9:
-                    for file in files:
-                        output.write(file.read_bytes())
+            _write_numbered(big, _texts(files), int(size * 1e9))
             command = [
                 sys.executable,
                 __file__,
@@ -104,6 +102,15 @@ def compare_memory(files: Sequence[Path], gigabytes: float, workers: int) -> Non
             print(
                 f"{size:.2f} GB: {subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()}"
             )
+
+
+def _write_numbered(path: Path, texts: Sequence[str], size: int) -> None:
+    """The texts again and again, each with a number before it, until the file has ``size`` bytes."""
+    with path.open("wb") as output:
+        for number, text in enumerate(itertools.cycle(texts)):
+            output.write(json.dumps({"text": f"{number} {text}"}, ensure_ascii=False).encode() + b"\n")
+            if output.tell() >= size:
+                return
 
 
 def measure_memory(file: Path, tokenizer: Path, workers: int) -> None:

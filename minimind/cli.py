@@ -63,6 +63,8 @@ Encoding = Annotated[str | None, typer.Option(metavar="NAME", help="such as gb18
 AllowSpecial = Annotated[
     bool, typer.Option("--allow-special", help="texts were written with <|im_start|> and <|im_end|>, or <s>")
 ]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave bad lines out, up to a limit")]
+MaxBadRatio = Annotated[float, typer.Option(min=0.0, max=1.0, help="that limit")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="override a setting of the YAML")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="sample from the likeliest tokens of this total")]
@@ -113,12 +115,23 @@ def train_tokenizer(
     files: Files,
     output: Annotated[Path, typer.Option(help="directory, or file name ending in .model")],
     vocab_size: Annotated[int, typer.Option(min=300, help="number of pieces")] = 6400,
+    skip_bad: SkipBad = False,
+    max_bad_ratio: MaxBadRatio = 0.01,
+    format: FormatOption = None,
+    text_field: TextField = None,
+    mapping: Map = None,
+    encoding: Encoding = None,
+    allow_special: AllowSpecial = False,
 ) -> None:
-    """Train a tokenizer on the texts in FILE."""
-    from minimind import tokenizer
-    from minimind.data.texts import read_texts
+    """Train a tokenizer on the texts and conversations in FILE."""
+    from minimind.commands import train_tokenizer_on
 
-    print(tokenizer.train_tokenizer(read_texts(files), output, vocab_size))
+    print(
+        train_tokenizer_on(
+            files, output, vocab_size, skip_bad=skip_bad, max_bad_ratio=max_bad_ratio, format=format,
+            text_field=text_field, mapping=mapping, encoding=encoding, allow_special=allow_special,
+        )
+    )  # fmt: skip
 
 
 @app.command()
@@ -171,8 +184,8 @@ def prepare(
     output: Annotated[Path, typer.Option(help="directory of the store")],
     kind: Annotated[Kind, typer.Option(help="plain texts or conversations")] = Kind.pretrain,
     max_seq_length: RowLength = 512,
-    skip_bad: Annotated[bool, typer.Option(help="leave bad lines out, up to a limit")] = False,
-    max_bad_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="that limit")] = 0.01,
+    skip_bad: SkipBad = False,
+    max_bad_ratio: MaxBadRatio = 0.01,
     format: FormatOption = None,
     text_field: TextField = None,
     mapping: Map = None,
@@ -247,12 +260,23 @@ def evaluate(
     batch_size: Annotated[
         int, typer.Option(min=1, help="rows at a time; the result does not depend on it")
     ] = 8,
+    skip_bad: SkipBad = False,
+    max_bad_ratio: MaxBadRatio = 0.01,
+    format: FormatOption = None,
+    text_field: TextField = None,
+    mapping: Map = None,
+    encoding: Encoding = None,
+    allow_special: AllowSpecial = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Held-out loss, perplexity and bits per byte."""
     from minimind.commands import evaluate_file
 
-    result = evaluate_file(model, file, kind.value if kind else None, max_seq_length, batch_size)
+    result = evaluate_file(
+        model, file, kind.value if kind else None, max_seq_length, batch_size,
+        skip_bad=skip_bad, max_bad_ratio=max_bad_ratio, format=format,
+        text_field=text_field, mapping=mapping, encoding=encoding, allow_special=allow_special,
+    )  # fmt: skip
     _show(result) if as_json else _table(result)
 
 

@@ -1,4 +1,4 @@
-"""What the small commands do: the parts of the package put together, and nothing printed here."""
+"""What the small commands do: the parts of the package put together. Nothing is printed here but notes on stderr."""
 
 from __future__ import annotations
 
@@ -12,12 +12,54 @@ if TYPE_CHECKING:
     from minimind.data.conversations import Kind
 
 
+def train_tokenizer_on(
+    files: Sequence[Path],
+    output: Path,
+    vocab_size: int,
+    *,
+    skip_bad: bool = False,
+    max_bad_ratio: float = 0.01,
+    format: str | None = None,
+    text_field: str | None = None,
+    mapping: str | None = None,
+    encoding: str | None = None,
+    allow_special: bool = False,
+) -> Path:
+    """Train a tokenizer on all text in `files`; the path of the model. Bad records as in `prepare`.
+
+    Says on stderr how many records were used, and left out into OUTPUT.rejected.jsonl.
+    """
+    from minimind.data.conversations import Fields
+    from minimind.data.prepare import say_on_stderr
+    from minimind.data.tally import Tally
+    from minimind.data.texts import read_texts
+    from minimind.tokenizer import train_tokenizer
+
+    fields = Fields.parse(format, text_field, mapping)
+    tally = Tally(skip_bad, max_bad_ratio, output.with_name(output.name + ".rejected.jsonl"))
+    try:
+        made = train_tokenizer(read_texts(files, tally, fields, encoding, allow_special), output, vocab_size)
+    except OSError as error:
+        raise UserError(f"{tally.quarantine}: can't be written: {error.strerror or error}") from error
+    total = tally.total
+    say_on_stderr(f"learned from {total.used:,} of {total.records:,} records")
+    if total.rejected:
+        say_on_stderr(f"  {total.rejected:,} bad records left out, see {tally.quarantine}")
+    return made
+
+
 def evaluate_file(
-    path: Path, files: Sequence[Path], kind: Kind | None, max_seq_length: int, batch_size: int
+    path: Path,
+    files: Sequence[Path],
+    kind: Kind | None,
+    max_seq_length: int,
+    batch_size: int,
+    **reading: Any,
 ) -> dict[str, Any]:
     """Loss (nats per trainable token), perplexity and bits per byte of the model at `path` on `files`.
 
-    `kind` None goes by the first record. Raises UserError for a missing model or a bad file.
+    `kind` None goes by the first record; `reading`: what `prepare` takes to read files. Raises UserError for a missing
+    model or a bad file.
     """
     import torch
 
@@ -30,36 +72,15 @@ def evaluate_file(
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer = load_model(path, str(device))
-    kind = kind or kind_of(files)
-    store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length))
+    store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length, **reading))
     batches = sequential_batches(store, max_seq_length, batch_size, rank=0, world_size=1)
-    result = evaluate(model, batches, device, 0, store.num_bytes if kind == "pretrain" else None)
+    result = evaluate(model, batches, device, 0, store.num_bytes if store.kind == "pretrain" else None)
     return {
         "loss": round(result.loss, 6),
         "perplexity": round(perplexity(result.loss), 4),
         "bits_per_byte": "n/a" if result.bits_per_byte is None else round(result.bits_per_byte, 6),
         "tokens": result.num_tokens,
     }
-
-
-def kind_of(files: Sequence[Path]) -> Kind:
-    """Texts are "pretrain", conversations "sft", by the first readable record. Raises UserError if there is none."""
-    from minimind.data.conversations import BadRecord, Fields, detect
-    from minimind.data.sources import read_records
-
-    for file in files:
-        for record in read_records(file):
-            if record.error is not None:
-                continue
-            try:
-                return (
-                    "pretrain"
-                    if detect(record.value, None, Fields.parse(None, None, None)) == "text"
-                    else "sft"
-                )
-            except BadRecord:
-                continue
-    raise UserError(f"{files[0]}: no readable record: `minimind check` says what is in it")
 
 
 def export_hf(path: Path, output: Path) -> Path:

@@ -52,7 +52,7 @@ def _model(value: Any) -> Any:
     except UserError as error:  # pydantic collects ValueErrors only
         raise ValueError(str(error)) from None
     except ValidationError as error:
-        raise ValueError("; ".join(_one_error(item) for item in error.errors())) from None
+        raise ValueError("; ".join(_one_error(item, ModelConfig) for item in error.errors())) from None
 
 
 def _switch(value: Any) -> Any:
@@ -84,7 +84,7 @@ def _source(value: Any) -> Any:
     try:
         return WeightedFile(**value)
     except ValidationError as error:  # pydantic would report it once for each type that is possible here
-        raise ValueError("; ".join(_one_error(item) for item in error.errors())) from None
+        raise ValueError("; ".join(_one_error(item, WeightedFile) for item in error.errors())) from None
 
 
 def _sources(value: Any) -> Any:
@@ -303,13 +303,27 @@ def _apply_overrides(
         places[(key.split(".")[0],)] = f"--set {text}"
 
 
-def _one_error(error: Any) -> str:
-    """pydantic's error as ``name: reason (got value)``."""
+def _one_error(error: Any, owner: type[BaseModel]) -> str:
+    """pydantic's error about a value for ``owner`` as ``name: reason (got value)``."""
+    if error["type"] == "extra_forbidden":
+        *outer, key = error["loc"]
+        where = f"{'.'.join(str(part) for part in outer)}: " if outer else ""
+        return f'{where}unknown key "{key}"{nearest(str(key), _section(owner, outer).model_fields)}'
     name = ".".join(str(part) for part in error["loc"] if not str(part).startswith("function-"))
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     wanted = "" if error["type"] == "value_error" else f"expected {message}"
     got = "" if error["type"] in ("value_error", "missing") else f", got {error['input']!r}"
     return f"{name}: {wanted or message}{got}" if name else wanted or message
+
+
+def _section(owner: type[BaseModel], names: Sequence[Any]) -> type[BaseModel]:
+    """The class of the section that these keys lead to."""
+    for name in names:
+        section = owner.model_fields[name].annotation
+        assert isinstance(section, type)  # a key that isn't known is not inside a list or a union
+        assert issubclass(section, BaseModel)
+        owner = section
+    return owner
 
 
 def _place(loc: tuple[Any, ...], places: Mapping[tuple[str, ...], str], default: str) -> str:
@@ -344,7 +358,10 @@ def load_run_config(
     try:
         config = RunConfig(**values)
     except ValidationError as error:
-        problems += [f"{_place(item['loc'], places, default)}: {_one_error(item)}" for item in error.errors()]
+        problems += [
+            f"{_place(item['loc'], places, default)}: {_one_error(item, RunConfig)}"
+            for item in error.errors()
+        ]
     raise_problems(problems, "the run configuration")
     assert config is not None  # a problem was raised otherwise
     return config

@@ -17,6 +17,9 @@ gradient is known: entries down to 6e-11 survive, and no hidden gradient can ove
 it is accumulated in fp32. Overflow after multiplying by a loss scale shows as inf, which is what a dynamic
 loss scaler looks for.
 
+`cross_entropy_by_row` also gives each row's own sum, for reporting: the same losses, added up a second time, outside
+of the graph; the sum that is trained on is the same to the last bit.
+
 Weaknesses: not differentiable twice; on a GPU all tokens are computed, trainable or not (choosing them
 would stall the stream).
 """
@@ -30,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from minimind.ops import apply, linear, through_fp32
+from minimind.ops import linear, through_fp32
 
 IGNORE = -100
 FP16_GRADIENT_SCALE = 1024.0
@@ -50,12 +53,12 @@ def _product_fp32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _chunk_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """fp32 logits [n, V], labels [n] -> summed loss, and logsumexp, trainable, label (0 if ignored), each [n, 1]."""
+    """fp32 logits [n, V], labels [n] -> losses, logsumexp, trainable, label (0 if ignored), each [n, 1]."""
     trainable = (labels != IGNORE)[:, None]
     target = labels.clamp(min=0)[:, None]
     logsumexp = torch.logsumexp(logits, dim=-1, keepdim=True)
     losses = (logsumexp - logits.gather(1, target)).masked_fill_(~trainable, 0.0)
-    return losses.sum(), logsumexp, trainable, target
+    return losses, logsumexp, trainable, target
 
 
 def _logits_gradient(
@@ -69,18 +72,22 @@ def _logits_gradient(
 
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
         ctx.scale = FP16_GRADIENT_SCALE if hidden.dtype == torch.float16 else 1.0
         wide = weight.float() if through_fp32(hidden) else weight
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        losses = torch.zeros(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[0], chunk):
             piece = slice(start, start + chunk)
             part = hidden[piece].to(wide.dtype)
             logits = F.linear(part, wide).to(hidden.dtype).float()
             loss, logsumexp, trainable, target = _chunk_loss(logits, labels[piece])
-            total += loss
+            total += loss.sum()
+            losses[piece] = loss[:, 0]
             grad32 = _logits_gradient(logits, logsumexp, trainable, target, ctx.scale)
             grad = grad32.to(hidden.dtype).to(wide.dtype)
             grad_hidden[piece] = grad @ wide
@@ -90,11 +97,12 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 grad_weight += _product_fp32(grad.t(), part)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
-        return total
+        ctx.mark_non_differentiable(losses)
+        return total, losses
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         factor = grad_output.float() / ctx.scale
         scaled_hidden = (grad_hidden * factor if grad_hidden.dtype == torch.float32
@@ -102,12 +110,15 @@ class _SummedCrossEntropy(torch.autograd.Function):
         return scaled_hidden, (grad_weight * factor).to(ctx.weight_dtype), None, None
 
 
-def _loss_only(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
+def _loss_only(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    losses = torch.zeros(hidden.shape[0], dtype=torch.float32, device=hidden.device)
     for start in range(0, hidden.shape[0], chunk):
         piece = slice(start, start + chunk)
-        total += _chunk_loss(linear(hidden[piece], weight).float(), labels[piece])[0]
-    return total
+        loss = _chunk_loss(linear(hidden[piece], weight).float(), labels[piece])[0]
+        total += loss.sum()
+        losses[piece] = loss[:, 0].detach()
+    return total, losses
 
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None = None) -> Tensor:
@@ -118,13 +129,30 @@ def summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: 
     result by rounding only. A label outside the vocabulary is an error on a CPU and undefined on a GPU, as
     in torch.
     """
-    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    return _sum_and_losses(hidden, weight, labels.reshape(-1), chunk)[0]
+
+
+def cross_entropy_by_row(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """``summed_cross_entropy`` of labels [B, T], and the sum of each row: fp32 [B], not connected to the graph."""
+    total, losses = _sum_and_losses(hidden, weight, labels.reshape(-1), chunk)
+    return total, losses.view(labels.shape).sum(1)
+
+
+def _sum_and_losses(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None
+) -> tuple[Tensor, Tensor]:
+    """The sum over labels [n], and the detached loss of each, fp32 [n], zero where nothing is trained."""
+    hidden, keep = hidden.reshape(-1, hidden.shape[-1]), None
     if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-        keep = labels != IGNORE
-        if not bool(keep.all()):
+        trainable = labels != IGNORE
+        if not bool(trainable.all()):
             # Fine-tuning trains perhaps a third of the tokens: the others need no logits at all.
-            hidden, labels = hidden[keep], labels[keep]
+            hidden, labels, keep = hidden[trainable], labels[trainable], trainable
     chunk = chunk or chunk_tokens(hidden.device, weight.shape[0])
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return apply(_SummedCrossEntropy, hidden, weight, labels, chunk)
-    return _loss_only(hidden, weight, labels, chunk)
+        total, losses = _SummedCrossEntropy.apply(hidden, weight, labels, chunk)
+    else:
+        total, losses = _loss_only(hidden, weight, labels, chunk)
+    return total, losses if keep is None else losses.new_zeros(keep.shape).masked_scatter_(keep, losses)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minimind import attention
 from minimind.attention import KVCache, Plan
-from minimind.loss import summed_cross_entropy
+from minimind.loss import cross_entropy_by_row, summed_cross_entropy
 from minimind.model_config import PRESETS, ModelConfig
 from minimind.ops import linear, rms_norm, rope_tables, rotate, swiglu
 
@@ -190,9 +190,10 @@ class Transformer(nn.Module):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
-    ) -> Tensor:
+        by_row: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Loss (a sum, 0-d fp32) if ``labels`` are given, else logits ``[B, T, V]`` in the parameters'
-        dtype.
+        dtype. With ``by_row`` the loss, the same to the last bit, and each row's part of it (fp32 [B], detached).
 
         ``input_ids`` [B, T] int64. ``labels`` [B, T] int64, aligned: ``labels[b, t]`` is the target of
         position t, -100 carries no loss. ``position_ids`` [B, T] int64, restarting at 0 in each document
@@ -200,6 +201,8 @@ class Transformer(nn.Module):
         within a run of equal ids (default: one document a row); not used with ``cache``.
         """
         hidden = self.hidden_states(input_ids, position_ids, document_ids, cache)
+        if labels is not None and by_row:
+            return cross_entropy_by_row(hidden, self.output_weight, labels)
         if labels is not None:
             return summed_cross_entropy(hidden, self.output_weight, labels)
         return linear(hidden, self.output_weight)

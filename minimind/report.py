@@ -52,6 +52,7 @@ class RunData:
     about: Record  # the last "run" line
     train: list[Record]  # by step, one each
     evaluations: list[Record]
+    sources: list[Record]  # losses of weighted sources, one record for each source and report
     findings: list[Record]
     end: Record | None
     texts: dict[str, str]
@@ -96,6 +97,7 @@ def load_run(path: Path, index: int = 0) -> RunData:
         about=(_of(records, "run") or [{}])[-1],
         train=_by_step(_of(records, "train")),
         evaluations=_by_step(_of(records, "eval")),
+        sources=_of(records, "source"),
         findings=_of(records, "finding"),
         end=ends[-1] if ends and records[-1]["kind"] == "end" else None,
         texts=texts,
@@ -190,6 +192,7 @@ def charts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
     made = [
         ("Loss: nats per trainable token; the thick line is its running mean",
          chart("loss", lines("loss", True) + held, "loss")),
+        ("Loss by source", chart("sources", _source_lines(runs), "loss") if any(r.sources for r in runs) else None),
         ("Gradient norm before clipping", chart("norm", lines("grad_norm"), "L2 norm", log=10)),
         ("Learning rate", chart("lr", lines("lr"), "learning rate")),
         ("Loss scale (fp16)", chart("scale", lines("loss_scale"), "loss scale", log=2)),
@@ -197,6 +200,24 @@ def charts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
         ("Steps skipped so far", chart("skipped", lines("skipped"), "steps") if _any_skipped(runs) else None),
     ]  # fmt: skip
     return [(caption, svg) for caption, svg in made if svg is not None]
+
+
+def _source_lines(runs: Sequence[RunData]) -> list[Line]:
+    """A line for each weighted source of each run; steps that a resume repeated as they went the last time."""
+    found: dict[tuple[int, str], dict[int, float | None]] = {}
+    for number_, run in enumerate(runs):
+        for record in run.sources:
+            found.setdefault((number_, record["source"]), {})[record["step"]] = record.get("loss")
+    return [
+        Line(
+            f"{runs[number_].label}: {source}" if len(runs) > 1 else source,
+            sorted(losses),
+            [losses[step] for step in sorted(losses)],
+            COLOURS[i % len(COLOURS)],
+            smooth=True,
+        )
+        for i, ((number_, source), losses) in enumerate(found.items())
+    ]
 
 
 def _any_skipped(runs: Sequence[RunData]) -> bool:

@@ -71,6 +71,15 @@ class RowBatch:
     document_ids: torch.Tensor
 
     @property
+    def row_sources(self) -> tuple[int, ...]:
+        """Rows alternate between two sources, by what they hold, so that it survives being split."""
+        return tuple(int(row.sum()) % 2 for row in self.input_ids)
+
+    @property
+    def row_tokens(self) -> tuple[int, ...]:
+        return tuple((self.labels != -100).sum(1).tolist())
+
+    @property
     def num_trainable(self) -> int:
         return int((self.labels != -100).sum())
 

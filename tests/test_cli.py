@@ -242,3 +242,23 @@ def test_demo_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minimind.data.demo.write_demo", lambda directory, seed: seeds.append(seed))
     assert run("demo-data", str(tmp_path), "--seed", "3") == 0
     assert seeds == [3]
+
+
+def test_train_tokenizer_and_evaluate_read_files_as_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*({"body": f"The river {n} runs past the hill. 河水"} for n in range(150)), {"body": None}]
+    file = str(write_lines(tmp_path / "f.jsonl", *rows, encoding="gb18030"))
+    options = ("--text-field", "body", "--encoding", "gb18030")
+    output = ("--output", str(tmp_path / "t"), "--vocab-size", "300")
+    assert run("train-tokenizer", file, *output, *options) == 2
+    assert f'{file}:151: "body" is null' in capsys.readouterr().err
+    assert run("train-tokenizer", file, *output, *options, "--skip-bad") == 0
+    assert "learned from 150 of 151 records" in capsys.readouterr().err
+
+    seen: dict[str, object] = {}
+    monkeypatch.setattr("minimind.commands.evaluate_file", lambda *_, **reading: seen.update(reading) or {})
+    more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special")
+    assert run("evaluate", "model", "--file", file, "--encoding", "gb18030", *more) == 0
+    assert seen == {"skip_bad": True, "max_bad_ratio": 0.5, "format": "text", "text_field": None, "mapping": None,
+                    "encoding": "gb18030", "allow_special": True}  # fmt: skip

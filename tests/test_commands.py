@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minimind import cli
-from minimind.commands import evaluate_file, export_hf, kind_of, samples_of_step
+from minimind.commands import evaluate_file, export_hf, samples_of_step, train_tokenizer_on
 from minimind.data.batches import Batches
 from minimind.data.prepare import prepare
 from minimind.data.store import TokenStore
@@ -61,11 +61,48 @@ def test_conversations_are_recognised_and_count_answers_only(corpus: Path) -> No
     assert result["bits_per_byte"] == "n/a"
 
 
-def test_kind_of_a_file_without_records(tmp_path: Path) -> None:
+def test_a_file_without_records_is_named(corpus: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"other": 1}\n{"other": 2}\n')
-    with pytest.raises(UserError, match="no readable record"):
-        kind_of([empty])
+    with pytest.raises(UserError, match=r"empty\.jsonl:1: no known format \(fields: other\)"):
+        evaluate_file(corpus / "model", [empty], None, ROW, 2)
+
+
+def test_evaluation_reads_any_file_that_preparing_reads(corpus: Path, tmp_path: Path) -> None:
+    texts = [json.loads(line)["text"] for line in (corpus / "texts.jsonl").read_text().splitlines()]
+    expected = evaluate_file(corpus / "model", [corpus / "texts.jsonl"], None, ROW, 8)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rows = [json.dumps({"body": text}, ensure_ascii=False) for text in texts]
+    (folder / "odd.jsonl").write_bytes("\n".join([*rows, '{"body": null}']).encode("gb18030"))
+    found = evaluate_file(
+        corpus / "model", [folder], None, ROW, 8, text_field="body", encoding="gb18030", skip_bad=True
+    )
+    assert found == expected
+    with pytest.raises(UserError, match=r'odd\.jsonl:201: "body" is null'):
+        evaluate_file(corpus / "model", [folder], None, ROW, 8, text_field="body", encoding="gb18030")
+
+
+BAD = ['{"text": null}', '{"body": "sea"}', "not json"]
+
+
+def test_a_tokenizer_accounts_for_every_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.dumps({"text": f"The river {n} runs past the hill."}) for n in range(150)]
+    turns = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Past the hill."}]
+    path, output = tmp_path / "mixed.jsonl", tmp_path / "deep" / "tokenizer"
+    path.write_text("\n".join([*rows, *[json.dumps({"conversations": turns})] * 150, "", *BAD]))
+    with pytest.raises(UserError) as caught:
+        train_tokenizer_on([path], output, 300)
+    for line, reason in ((302, '"text" is null'), (303, "no known format (fields: body)"), (304, "not JSON")):
+        assert f"{path}:{line}: {reason}" in str(caught.value)
+    assert not output.exists()
+    assert Tokenizer.load(train_tokenizer_on([path], output, 300, skip_bad=True)).vocab_size == 300
+    said = capsys.readouterr().err
+    assert "learned from 300 of 303 records" in said
+    left_out = [json.loads(line)["line"] for line in (tmp_path / "deep" / "tokenizer.rejected.jsonl").open()]
+    assert left_out == [302, 303, 304]
+    with pytest.raises(UserError, match=r"3 of 303 records read are bad \(the limit is 0.5%\)"):
+        train_tokenizer_on([path], output, 300, skip_bad=True, max_bad_ratio=0.005)
 
 
 def test_export_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:

@@ -115,6 +115,25 @@ def test_one_problem_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("health:\n  heal_steps: 9\n  spike_zz: 3\n",
+         'run.yaml:3: health: unknown key "spike_zz" (did you mean "spike_z"?)'),
+        ("seed: 1\nhealth: {qqq: 3}\n", 'run.yaml:2: health: unknown key "qqq"'),
+        ("train_file:\n  - {path: a, wieght: 2}\n",
+         'run.yaml:1: train_file.0: unknown key "wieght" (did you mean "weight"?)'),
+        ("model: {hiden_size: 3}\n", 'run.yaml:1: model: unknown key "hiden_size" (did you mean "hidden_size"?)'),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_below_a_section_has_its_line_and_the_nearest_name(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load_run_config(write(tmp_path / "run.yaml", text))
+    assert str(caught.value) == f"{tmp_path}/{message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("a: [1,\nb: 2\n", r"run.yaml:3:1: not valid YAML"),
         ("- 1\n- 2\n", "run.yaml:1: expected a mapping"),
         ("a: b: c\n", r"run.yaml:1:5: not valid YAML"),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimind.loss import IGNORE, summed_cross_entropy
+from minimind.loss import IGNORE, cross_entropy_by_row, summed_cross_entropy
 
 HIDDEN, VOCAB, TOKENS = 24, 97, 50
 
@@ -122,3 +122,24 @@ def test_full_fp32_logits_are_never_held(monkeypatch: pytest.MonkeyPatch) -> Non
     hidden, weight, labels = inputs(trained=1.0)
     summed_cross_entropy(hidden, weight, labels, 8)
     assert rows == [8] * 6 + [2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trained", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("grad", [True, False])
+def test_losses_by_row_leave_the_sum_and_its_gradients_as_they_are(
+    dtype: torch.dtype, trained: float, grad: bool
+) -> None:
+    hidden, weight, labels = inputs(dtype, trained)
+    shape = (5, TOKENS // 5)
+    with torch.set_grad_enabled(grad):
+        alone = summed_cross_entropy(hidden, weight, labels, 7)
+        loss, rows = cross_entropy_by_row(hidden.view(*shape, HIDDEN), weight, labels.view(shape), 7)
+        slices = [slice(start, start + 10) for start in range(0, TOKENS, 10)]
+        each = [summed_cross_entropy(hidden[row], weight, labels[row]) for row in slices]
+    assert torch.equal(loss, alone)
+    assert (rows.shape, rows.dtype, rows.requires_grad) == ((5,), torch.float32, False)
+    torch.testing.assert_close(rows, torch.stack(each).detach(), rtol=1e-5, atol=1e-5)
+    if grad:
+        ours, before = gradients(loss * 3, hidden, weight), gradients(alone * 3, hidden, weight)
+        assert all(torch.equal(a, b) for a, b in zip(ours, before, strict=True))

@@ -155,3 +155,17 @@ def test_a_chart_is_the_same_each_time_and_absent_without_numbers() -> None:
     assert chart("loss", [line], "loss") == chart("loss", [line], "loss")
     assert chart("loss", [Line("loss", [1], [None], "#000000")], "loss") is None
     assert "<svg" in (chart("scale", [Line("scale", [1, 2], [0.0, 1.0], "#000000")], "scale", log=2) or "")
+
+
+def test_losses_by_source_have_a_chart_with_a_line_each(tmp_path: Path) -> None:
+    directory = _run(tmp_path / "mixed")
+    assert "Loss by source" not in write_report([directory]).read_text(encoding="utf-8")
+    with (directory / "metrics.jsonl").open("ab") as file:
+        for step in (10, 20, 30, 20):  # a resume repeats a step
+            for name in ("web & co", "books"):
+                record = {"kind": "source", "step": step, "source": name, "loss": 3.0 + step, "tokens": 5}
+                file.write(to_line(record))
+    text = write_report([directory]).read_text(encoding="utf-8")
+    assert "Loss by source" in text
+    assert "web &amp; co" in text
+    assert ">books<" in text

@@ -42,7 +42,8 @@ class Batch:
     `labels` are aligned with `input_ids` (labels[b, t] is the target of position t), -100 where nothing is
     trained. `position_ids` count from 0 in each piece of a document. `document_ids` number the pieces of a
     row, -1 is padding; padding has the pad id, position 0 and label -100. `rows`: the packed rows, -1 for
-    an empty one. `num_trainable`: labels that are not -100, known without asking the device.
+    an empty one. `num_trainable`: labels that are not -100, known without asking the device. With weighted sources
+    only: `row_sources` (index of each row's source, -1 for an empty row) and `row_tokens` (its trainable tokens).
     """
 
     input_ids: torch.Tensor
@@ -51,6 +52,8 @@ class Batch:
     document_ids: torch.Tensor
     rows: tuple[int, ...]
     num_trainable: int
+    row_sources: tuple[int, ...] = ()
+    row_tokens: tuple[int, ...] = ()
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy on the device. To a GPU it goes through pinned memory and doesn't wait for the transfer."""
@@ -120,7 +123,15 @@ class Batches:
             raise ValueError(f"rank {rank} of {self.world_size}")
         size = self.micro_batch_size
         mine = _padded(self.rows(step)[rank :: self.world_size], size * self.accumulation)
-        return [self._reader.batch(mine[i : i + size]) for i in range(0, len(mine), size)]
+        return [self._batch(mine[i : i + size]) for i in range(0, len(mine), size)]
+
+    def _batch(self, rows: Ints) -> Batch:
+        batch = self._reader.batch(rows)
+        if self.mixture is None:
+            return batch
+        tokens = (batch.labels != IGNORE).sum(1).tolist()
+        sources = self.mixture.sources(rows).tolist()
+        return replace(batch, row_sources=tuple(sources), row_tokens=tuple(tokens))
 
     def rows(self, step: int) -> Ints:
         """The packed rows of the whole step, all ranks together."""

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minimind.data import streams
-from minimind.data.conversations import BadRecord, Conversation, Fields, Kind, detect, to_document
-from minimind.data.encoding import Document, Options, Reject, encode_chunk, excerpt_of
+from minimind.data.conversations import Conversation, Fields, Kind, detect
+from minimind.data.encoding import Document, Options, Reject, document_of, encode_chunk, kind_of_first
 from minimind.data.packing import pack
 from minimind.data.sources import Chunk, Record, Source, chunks_of, container, expand
 from minimind.data.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
@@ -161,7 +161,7 @@ def _check(
     )
     chunks = chunks_of(head, options.fields.format)
     first = next(chunks, None)
-    report.kind = kind or (_kind(first, options.fields) if first else "pretrain")
+    report.kind = kind or (first and kind_of_first(first.records(), options.fields)) or "pretrain"
     options = Options(report.kind, options.max_seq_length, options.fields, options.allow_special)
     text, tokens = _TextFigures(report, options), _TokenFigures(report, options)
     try:
@@ -176,17 +176,6 @@ def _check(
             tokens.finish()
     if not report.records:
         raise UserError(f"{source.name}: holds no record")
-
-
-def _kind(chunk: Chunk, fields: Fields) -> Kind:
-    """Pretraining text or conversations, by the first record that is either."""
-    for record in chunk.records():
-        try:
-            return "pretrain" if detect(record.value, None, fields) == "text" else "sft"
-        except BadRecord as error:
-            if "preference" in str(error):
-                return "sft"
-    return "pretrain"
 
 
 class _TextFigures:
@@ -208,14 +197,9 @@ class _TextFigures:
             self._report.records += 1
             if isinstance(record.value, dict):
                 self._fields.update(str(key)[:40] for key in itertools.islice(record.value, 20))
-            try:
-                if record.error is not None:
-                    raise BadRecord(record.error)
-                document = to_document(record.value, self._options.kind, self._options.fields)
-            except BadRecord as error:
-                self.reject(
-                    Reject(record.file, record.line, str(error), record.excerpt or excerpt_of(record))
-                )
+            document = document_of(record, self._options.kind, self._options.fields)
+            if isinstance(document, Reject):
+                self.reject(document)
                 continue
             self._formats[detect(record.value, self._options.kind, self._options.fields)] += 1
             self._document(document)

@@ -124,10 +124,12 @@ def write_demo(
 
 def train_demo_tokenizer(files: DemoFiles, output: str | Path) -> Path:
     """A tokenizer of ``VOCABULARY`` pieces with every character of the corpus; the model file's path."""
+    from minimind.data.tally import Tally
     from minimind.data.texts import read_texts
     from minimind.tokenizer import train_tokenizer
 
-    corpus = read_texts([files.pretrain, files.sft])
+    strict = Tally(skip_bad=False, max_bad_ratio=0.0, quarantine=Path(f"{output}.rejected.jsonl"))
+    corpus = read_texts([files.pretrain, files.sft], strict)
     return train_tokenizer(corpus, output, VOCABULARY, character_coverage=1.0)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minimind.chat import ROLES, Fitted, Turn, fit
-from minimind.data.conversations import BadRecord, Conversation, Fields, Kind, to_document
+from minimind.data.conversations import BadRecord, Conversation, Fields, Kind, detect, to_document
 from minimind.data.sources import Chunk, Record
 from minimind.tokenizer import IM_END, IM_START, Tokenizer
 
@@ -101,16 +101,10 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encode
     texts: list[tuple[int, str]] = []
     for record in chunk.records():
         encoded.counts.records += 1
-        try:
-            if record.error is not None:
-                raise BadRecord(record.error)
-            document = to_document(record.value, options.kind, options.fields)
-        except BadRecord as error:
-            encoded.rejects.append(
-                Reject(record.file, record.line, str(error), record.excerpt or excerpt_of(record))
-            )
-            continue
-        if isinstance(document, str):
+        document = document_of(record, options.kind, options.fields)
+        if isinstance(document, Reject):
+            encoded.rejects.append(document)
+        elif isinstance(document, str):
             texts.append((record.line, document))
         else:
             _add_conversation(encoded, document, record, tokenizer, options.max_seq_length)
@@ -119,6 +113,35 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encode
     else:
         _add_texts(encoded, texts, tokenizer)
     return _counted(encoded)
+
+
+def document_of(record: Record, kind: Kind | None, fields: Fields) -> str | Conversation | Reject:
+    """The text or conversation of a record, by the rules of docs/data.md. ``kind`` None takes both."""
+    try:
+        if record.error is not None:
+            raise BadRecord(record.error)
+        found = kind or kind_of(record, fields)
+        return to_document(record.value, found, fields)
+    except BadRecord as error:
+        return Reject(record.file, record.line, str(error), record.excerpt or excerpt_of(record))
+
+
+def kind_of_first(records: Iterable[Record], fields: Fields) -> Kind | None:
+    """Pretraining text or conversations, by the first record that is either; None if there is none."""
+    for record in records:
+        try:
+            return kind_of(record, fields)
+        except BadRecord as error:
+            if "preference" in str(error):
+                return "sft"
+    return None
+
+
+def kind_of(record: Record, fields: Fields) -> Kind:
+    """Whether a record is pretraining text or a conversation. Raises ``BadRecord`` if it is neither."""
+    if record.error is not None:
+        raise BadRecord(record.error)
+    return "pretrain" if detect(record.value, None, fields) == "text" else "sft"
 
 
 def _add_texts(encoded: Encoded, texts: list[tuple[int, str]], tokenizer: Tokenizer) -> None:
@@ -132,7 +155,7 @@ def _add_marked(encoded: Encoded, texts: Iterable[tuple[int, str]], file: str, t
     for line, text in texts:
         pieces = [(line, piece) for piece in split_marked(text)]
         if not pieces:
-            encoded.rejects.append(Reject(file, line, "only special tokens, no text", text[:_EXCERPT]))
+            encoded.rejects.append(only_marks(file, line, text))
         elif len(pieces) == 1 and _CHAT.search(pieces[0][1]):
             ids = np.array(tokenizer.encode_marked(text), dtype=np.int32)
             encoded.documents.append(Document(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
@@ -143,10 +166,18 @@ def _add_marked(encoded: Encoded, texts: Iterable[tuple[int, str]], file: str, t
             encoded.counts.used = used + 1
 
 
+def only_marks(file: str, line: int, text: str) -> Reject:
+    """The reject of a text that holds marks and nothing between them."""
+    return Reject(file, line, "only special tokens, no text", text[:_EXCERPT])
+
+
 def split_marked(text: str) -> list[str]:
     """The documents inside a text written with begin and end marks; a rendered chat stays one piece."""
-    if _CHAT.search(text):
-        return [text]
+    return [text] if _CHAT.search(text) else between_marks(text)
+
+
+def between_marks(text: str) -> list[str]:
+    """What stands between the marks, without what is only white space."""
     return [piece for piece in _MARKS.split(text)[::2] if piece and not piece.isspace()]
 
 

@@ -138,8 +138,10 @@ class _Text:
                 self.fail("trailing comma before a closing bracket" if comma else error.msg, error.pos)
             except RecursionError:
                 self.fail("nested too deeply")
-        excerpt = self._buffer[self._at : min(end, self._at + 2000)]
-        self.skip(end - self._at)
+        excerpt, size = self._buffer[self._at : min(end, self._at + 2000)], end - self._at
+        self.skip(size)
+        if size > streams.MAX_RECORD_BYTES:
+            return Value(None, line, streams.too_long(size), excerpt)
         try:
             parser.refuse_duplicates()
         except ValueError as error:
@@ -151,16 +153,19 @@ class _Text:
         raise UserError(f"{self._name}:{line}:{column}: not JSON: {reason}")
 
     def _more(self) -> bool:
-        """Read on, at least as much as is held, so that a long value is parsed a logarithmic number of times."""
+        """Read on, about as much as is held, so that a long value is parsed a logarithmic number of times.
+
+        A value above the limit for records is read to its end, to be rejected alone; above twice that it ends the file.
+        """
         if self._ended:
             return False
         parts, size = [self._buffer[self._at :]], 0
-        if len(parts[0]) > streams.MAX_RECORD_BYTES:
-            limit = f"{streams.MAX_RECORD_BYTES >> 20} MiB"
+        if len(parts[0]) > 2 * streams.MAX_RECORD_BYTES:
+            limit = f"{2 * streams.MAX_RECORD_BYTES >> 20} MiB"
             raise UserError(
                 f"{self._name}:{self._line}: one value is longer than {limit}; is a bracket missing?"
             )
-        while size <= len(parts[0]) and not self._ended:
+        while size <= min(len(parts[0]), streams.MAX_RECORD_BYTES // 2) and not self._ended:
             block = next(self._blocks, b"")
             self._ended = not block
             parts.append(self._decoder.decode(block, final=self._ended))

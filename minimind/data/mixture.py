@@ -52,6 +52,7 @@ class Mixture:
         ]
         self.rows = _joined(packed)
         self._sizes = [rows.num_rows for rows in packed]
+        self._row_ends = np.cumsum(self._sizes)
         self._taken = [
             max(1, round(part.weight * size)) for part, size in zip(parts, self._sizes, strict=True)
         ]
@@ -66,6 +67,19 @@ class Mixture:
         """Trainable tokens of an epoch; with fractional weights the mean over epochs, rounded."""
         shares = zip(self._taken, self._sizes, self.describe(), strict=True)
         return round(sum(taken / size * about["trainable_tokens"] for taken, size, about in shares))
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each source, no two alike: its path, numbered where one is given twice."""
+        paths = [part.path for part in self.parts]
+        return [
+            path if paths.count(path) == 1 else f"{path} ({paths[: i + 1].count(path)})"
+            for i, path in enumerate(paths)
+        ]
+
+    def sources(self, rows: Ints) -> Ints:
+        """The source of each of these rows; -1 for an empty one (-1)."""
+        return np.where(rows < 0, -1, np.searchsorted(self._row_ends, rows, side="right"))
 
     def epoch(self, number: int) -> Ints:
         """The rows of epoch ``number`` (0-based) in training order; a row may occur several times."""

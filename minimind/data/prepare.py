@@ -36,8 +36,8 @@ from typing import TypeVar
 from minimind.data import streams
 from minimind.data.cache import Say, content_hash, default_cache, locked
 from minimind.data.conversations import Fields, Kind
-from minimind.data.encoding import Counts, Options, encode_chunk
-from minimind.data.sources import Chunk, Source, chunks_of, container, expand
+from minimind.data.encoding import Counts, Options, encode_chunk, kind_of_first
+from minimind.data.sources import Chunk, Source, chunks_of, container, expand, read_chunks
 from minimind.data.store import StoreWriter
 from minimind.data.tally import Tally
 from minimind.errors import UserError
@@ -62,7 +62,7 @@ def prepare(
     files: Sequence[Path | str],
     tokenizer: Tokenizer,
     output: Path | None = None,
-    kind: Kind = "pretrain",
+    kind: Kind | None = "pretrain",
     max_seq_length: int = 512,
     *,
     workers: int | None = None,
@@ -78,12 +78,15 @@ def prepare(
 ) -> Path:
     """The path of a finished store of these files, made now or found. ``output`` names it; else it lies in the cache.
 
-    Raises ``UserError`` for anything wrong with the files, the options or the disk.
+    ``kind`` None goes by the first record that is text or a conversation. Raises ``UserError`` for anything wrong with
+    the files, the options or the disk.
     """
-    options = Options(kind, max_seq_length, Fields.parse(format, text_field, mapping), allow_special)
+    fields = Fields.parse(format, text_field, mapping)
     cache = cache_dir or default_cache()
     with contextlib.ExitStack() as stack:
         sources = _gathered(files, cache, stack, say)
+        kind = kind or _kind_of(sources, fields, encoding)
+        options = Options(kind, max_seq_length, fields, allow_special)
         job = Job(tokenizer, options, skip_bad, max_bad_ratio, encoding, workers or default_workers(), say)
         hashes = [content_hash(source, cache) for source in sources]
         key = job.key(
@@ -233,6 +236,12 @@ def _gathered(
     if not sources:
         raise UserError("no file to prepare: name at least one")
     return sources
+
+
+def _kind_of(sources: Sequence[Source], fields: Fields, encoding: str | None) -> Kind:
+    """By the first record that is either; without one pretraining, whose rules then name every line."""
+    chunks = (chunk for source in sources for chunk in read_chunks(source, fields.format, encoding))
+    return kind_of_first((record for chunk in chunks for record in chunk.records()), fields) or "pretrain"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 """Any file -> records with the line they start on. JSON Lines and lists, text, CSV/TSV, Parquet; see streams.py
-for bytes.
+for bytes, tables.py for CSV and Parquet, jsontext.py for JSON that runs over lines.
 
 Contract: a source is read in chunks, in order, and never held whole. Each non-blank line (JSON Lines),
 element (JSON list), paragraph, row becomes exactly one ``Record``; one that can't be read is a record with
@@ -13,7 +13,6 @@ objects is read as JSON Lines (``--format paragraphs`` says otherwise).
 
 from __future__ import annotations
 
-import csv
 import glob
 import shutil
 import sys
@@ -26,12 +25,11 @@ from typing import IO, NamedTuple
 from minimind.data import charsets, streams
 from minimind.data.jsontext import JsonParser, json_values
 from minimind.data.streams import Head
+from minimind.data.tables import ROWS_PER_CHUNK, characters, csv_values, parquet_values
 from minimind.errors import UserError
 
 TEXT_FORMATS = ("paragraphs", "lines", "file")
-_COMPRESSED = (".gz", ".zst", ".xz")
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".csv", ".tsv", ".parquet")
-_ROWS_PER_CHUNK = 256
 
 
 class Record(NamedTuple):
@@ -67,7 +65,7 @@ class Chunk:
         parser = JsonParser()
         for number, line in enumerate(self.lines, self.first_line):
             if isinstance(line, int):
-                yield Record(None, self.file, number, _too_long(line))
+                yield Record(None, self.file, number, streams.too_long(line))
             elif line and not line.isspace():
                 yield self._record(parser, line, number)
 
@@ -99,8 +97,10 @@ def chunks_of(head: Head, format: str | None = None) -> Iterator[Chunk]:
     elif kind == "text":
         yield from _grouped(head.name, _text(head, format if format in TEXT_FORMATS else "paragraphs"))
     else:
-        readers = {"json": _json, "csv": _csv, "parquet": _parquet}
-        yield from _grouped(head.name, readers[kind](head))
+        values = {"json": json_values, "csv": csv_values, "parquet": parquet_values}[kind](head)
+        yield from _grouped(
+            head.name, (Record(v.value, head.name, v.line, v.error, v.excerpt) for v in values)
+        )
 
 
 def container(head: Head, format: str | None = None) -> str:
@@ -109,7 +109,7 @@ def container(head: Head, format: str | None = None) -> str:
         return "parquet"
     if format in TEXT_FORMATS:
         return "text"
-    suffix = _suffix(head.name)
+    suffix = streams.suffix(head.name)
     if suffix in (".csv", ".tsv"):
         return "csv"
     if suffix == ".parquet":
@@ -140,7 +140,7 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             inside = [
                 p for p in sorted(path.rglob("*")) if not p.is_dir() and not _hidden(p.relative_to(path))
             ]
-            known = [p for p in inside if _suffix(p.name) in _SUFFIXES]
+            known = [p for p in inside if streams.suffix(p.name) in _SUFFIXES]
             ignored += [str(p) for p in inside if p not in set(known)]
             if not known:
                 raise UserError(f"{path}: a directory without any file named {' '.join(_SUFFIXES)}")
@@ -166,18 +166,13 @@ def _json_lines(head: Head) -> Iterator[Chunk]:
         number += len(lines)
 
 
-def _json(head: Head) -> Iterator[Record]:
-    for value in json_values(head):
-        yield Record(value.value, head.name, value.line, value.error, value.excerpt)
-
-
 def _text(head: Head, split: str) -> Iterator[Record]:
     """Paragraphs (runs of non-blank lines), single lines, or the whole file as one record."""
     held: list[str] = []
     start, size = 1, 0
-    for number, line in _text_lines(head):
+    for number, line in streams.text_lines(head):
         if isinstance(line, int):
-            yield Record(None, head.name, number, _too_long(line))
+            yield Record(None, head.name, number, streams.too_long(line))
             continue
         blank = not line.strip()
         if held and (split == "lines" or (blank and split == "paragraphs")):
@@ -196,75 +191,8 @@ def _text(head: Head, split: str) -> Iterator[Record]:
 
 def _paragraph(name: str, start: int, lines: list[str], size: int) -> Record:
     if size > streams.MAX_RECORD_BYTES:
-        return Record(None, name, start, _too_long(size))
+        return Record(None, name, start, streams.too_long(size))
     return Record("\n".join(lines).rstrip("\n"), name, start)
-
-
-def _text_lines(head: Head) -> Iterator[tuple[int, str | int]]:
-    number = 0
-    encoding = "utf-8" if head.encoding.startswith("utf-") else head.encoding
-    for lines in streams.line_batches(head):
-        for line in lines:
-            number += 1
-            if isinstance(line, int):
-                yield number, line
-            else:
-                yield number, line.decode(encoding, "surrogateescape").replace("\r", "\n")
-
-
-def _csv(head: Head) -> Iterator[Record]:
-    """Rows under a header row as dictionaries. A quoted cell may hold line ends; ``line`` is where the row starts."""
-    csv.field_size_limit(streams.MAX_RECORD_BYTES)
-    lines = (line if isinstance(line, str) else "" for _, line in _text_lines(head))
-    start = head.text.split(head.line_end, 1)[0].decode("utf-8", "replace")
-    delimiter = "\t" if _suffix(head.name) == ".tsv" else max(",;\t", key=start.count)
-    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
-    line = 1
-    try:
-        for row in reader:
-            if header is None:
-                header = _header(row, head.name)
-            elif row and len(row) != len(header):
-                yield Record(
-                    None,
-                    head.name,
-                    line,
-                    f"{len(row)} cells under a header of {len(header)}",
-                    delimiter.join(row)[:2000],
-                )
-            elif row:
-                yield Record(dict(zip(header, row, strict=True)), head.name, line)
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{head.name}:{line}: not CSV: {error}") from None
-
-
-def _header(row: list[str], name: str) -> list[str]:
-    header = [cell.strip() for cell in row]
-    if len(set(header)) != len(header) or not all(header):
-        raise UserError(f"{name}:1: the first row must name each column once, but is {header}")
-    return header
-
-
-def _parquet(head: Head) -> Iterator[Record]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{head.name}: Parquet needs the pyarrow package: pip install pyarrow") from None
-    with tempfile.TemporaryFile() if head.compression else head.path.open("rb") as file:
-        if head.compression:  # Parquet is read from its end
-            for block in streams.blocks(head):
-                file.write(block)
-        number = 0
-        try:
-            for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=_ROWS_PER_CHUNK):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield Record(row, head.name, number)
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise UserError(f"{head.name}: not readable as Parquet: {str(error).splitlines()[0]}") from None
 
 
 def _grouped(name: str, records: Iterable[Record]) -> Iterator[Chunk]:
@@ -273,16 +201,12 @@ def _grouped(name: str, records: Iterable[Record]) -> Iterator[Chunk]:
     size = 0
     for record in records:
         held.append(record)
-        size += len(record.value) if isinstance(record.value, str) else 1024
-        if len(held) >= _ROWS_PER_CHUNK or size >= streams.BLOCK_BYTES:
+        size += 1024 + characters(record.value)
+        if len(held) >= ROWS_PER_CHUNK or size >= streams.BLOCK_BYTES:
             yield Chunk(name, parsed=held)
             held, size = [], 0
     if held:
         yield Chunk(name, parsed=held)
-
-
-def _too_long(size: int) -> str:
-    return f"{size:,} bytes in one record; the limit is {streams.MAX_RECORD_BYTES >> 20} MiB"
 
 
 def _parsed(line: bytes, head: Head) -> tuple[object, bool]:
@@ -322,11 +246,6 @@ def is_turns(value: object) -> bool:
         and bool(value)
         and all(isinstance(t, dict) and ("role" in t or "from" in t) for t in value)
     )
-
-
-def _suffix(name: str) -> str:
-    path = Path(name)
-    return Path(path.stem).suffix.lower() if path.suffix.lower() in _COMPRESSED else path.suffix.lower()
 
 
 def _hidden(path: Path) -> bool:

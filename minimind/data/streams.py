@@ -30,6 +30,7 @@ BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 20
 MAX_RECORD_BYTES = 32 << 20
 
+_COMPRESSED = (".gz", ".zst", ".xz")
 _COMPRESSION = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\x00", "xz"))
 _NOT_DATA = (
     (
@@ -97,9 +98,9 @@ def blocks(head: Head) -> Iterator[bytes]:
         )
 
 
-def line_batches(head: Head, max_line: int = MAX_RECORD_BYTES) -> Iterator[list[bytes | int]]:
-    """The file's lines without their ends, about a block at a time. One over ``max_line`` comes as its length (int)."""
-    end = head.line_end
+def line_batches(head: Head) -> Iterator[list[bytes | int]]:
+    """The file's lines without their ends, a block at a time. One over ``MAX_RECORD_BYTES`` comes as its length."""
+    end, max_line = head.line_end, MAX_RECORD_BYTES
     rest: list[
         bytes
     ] = []  # parts of the unfinished line, ``held`` bytes; ``lost``: bytes of it already dropped
@@ -116,6 +117,25 @@ def line_batches(head: Head, max_line: int = MAX_RECORD_BYTES) -> Iterator[list[
             rest, held, lost = [], 0, lost + held
     if held or lost:
         yield [_strip(lost + held if lost else b"".join(rest), max_line)]
+
+
+def text_lines(head: Head) -> Iterator[tuple[int, str | int]]:
+    """(number, line) as text, bad bytes as lone surrogates; a line that is too long as its length."""
+    number = 0
+    encoding = "utf-8" if head.encoding.startswith("utf-") else head.encoding
+    for lines in line_batches(head):
+        for line in lines:
+            number += 1
+            if isinstance(line, int):
+                yield number, line
+            else:
+                yield number, line.decode(encoding, "surrogateescape").replace("\r", "\n")
+
+
+def suffix(name: str) -> str:
+    """The file type in a name, in lower case: ``.csv`` of ``A.CSV.gz``."""
+    path = Path(name)
+    return Path(path.stem).suffix.lower() if path.suffix.lower() in _COMPRESSED else path.suffix.lower()
 
 
 class ByteStream:
@@ -192,7 +212,7 @@ class _ZstdReader(io.RawIOBase):
             raise UserError(f"{name}: zstd needs the zstandard package: pip install zstandard") from None
         self._raw, self._library, self._name = raw, zstandard, name
         self._frame: Any = None
-        self._ready = b""
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -207,8 +227,8 @@ class _ZstdReader(io.RawIOBase):
     def _more(self) -> bool:
         data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
         data = data or self._raw.read(
-            1 << 14
-        )  # small: one compressed block of 16 KiB may hold a thousand times as much
+            1 << 10
+        )  # small: a block of 4 bytes may hold 128 KiB, so 1 KiB at most 32 MiB
         if not data:
             if self._frame is not None and not self._frame.eof:
                 raise EOFError
@@ -216,17 +236,26 @@ class _ZstdReader(io.RawIOBase):
         if self._frame is None or self._frame.eof:
             self._frame = self._library.ZstdDecompressor().decompressobj()
         try:
-            self._ready = self._frame.decompress(data)
+            self._ready = memoryview(self._frame.decompress(data))
         except self._library.ZstdError as error:
             raise UserError(f"{self._name}: the zstd archive is damaged ({error})") from None
         return True
 
 
+def too_long(size: int) -> str:
+    """The reason why a record of ``size`` bytes is rejected."""
+    return f"{size:,} bytes in one record; the limit is {MAX_RECORD_BYTES >> 20} MiB"
+
+
 def _refuse_non_data(raw: bytes, name: str) -> None:
-    start = raw.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:64].lower()
+    start = raw.lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:2048].lower()
+    if start.startswith(b"<!--") and b"<html" in start:  # a page that opens with a comment
+        start = b"<html"
     for mark, what in _NOT_DATA:
         if start.startswith(mark):
             raise UserError(f"{name}: {what}")
+    if raw[257:262] == b"ustar":
+        raise UserError(f"{name}: a tar archive; unpack it and name the files inside")
 
 
 def _strip(line: bytes | int, max_line: int) -> bytes | int:

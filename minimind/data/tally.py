@@ -61,12 +61,16 @@ class Tally:
         if not counts.records:
             raise UserError(f"{name}: holds no record (only white space)")
         if not counts.used:
-            raise UserError(
-                f"{name}: nothing to train on: all {counts.records:,} records are too long; raise max_seq_length"
+            why = (
+                "are too long; raise max_seq_length"
+                if counts.too_long
+                else f"are rejected, see {self.quarantine}"
             )
+            raise UserError(f"{name}: nothing to train on: all {counts.records:,} records {why}")
 
     def _write(self, reject: Reject) -> None:
         if self._file is None:
+            self.quarantine.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.quarantine.open("w", encoding="utf-8")
         self._file.write(
             json.dumps(

@@ -84,8 +84,18 @@ def progress_fields(m: StepMetrics, ppl: float, total: int, eta: float | None) -
         (6, "skipped", str(m.skipped) + ("" if m.applied else "!")) if m.skipped or not m.applied else None,
         (2, "tok/s", rate),
         (1, "left", duration(eta)),
+        *(
+            (8, f"loss of {name}", number(part.loss, ".4f"))
+            for name, part in zip(_short([part.source for part in m.sources]), m.sources, strict=True)
+        ),
     ]
     return [field for field in fields if field is not None]
+
+
+def _short(paths: Sequence[str]) -> Sequence[str]:
+    """The last part of each path, if no two are alike."""
+    names = [Path(path).name for path in paths]
+    return names if len(set(names)) == len(names) else paths
 
 
 def fit(fields: Sequence[tuple[int, str, str]], width: int | None) -> list[tuple[str, str]]:

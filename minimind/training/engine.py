@@ -194,10 +194,19 @@ class Engine:
         ``last``: this micro-batch ends the step. DeepSpeed must know before forward and backward: the ranks reduce
         in that backward (stages 0 and 1 only there).
         """
+        loss: torch.Tensor = self._call(batch, last)
+        return loss
+
+    def forward_by_row(self, batch: Batch, last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``forward``, and each row's part of the loss: fp32 [rows], detached, on the device."""
+        loss, rows = self._call(batch, last, by_row=True)
+        return loss, rows
+
+    def _call(self, batch: Batch, last: bool, **options: bool) -> Any:
         self.ds.set_gradient_accumulation_boundary(last)
         batch = batch.to(self.device)
-        loss: torch.Tensor = self.ds(batch.input_ids, batch.labels, batch.position_ids, batch.document_ids)
-        return loss
+        inputs = (batch.input_ids, batch.labels, batch.position_ids, batch.document_ids)
+        return self.ds(*inputs, **options)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of ``loss`` to the step's; DeepSpeed takes the mean over ranks and scales for fp16."""

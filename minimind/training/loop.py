@@ -77,8 +77,12 @@ class Run:
 def train(run: Run) -> str:
     """Train from ``run.progress`` on; why it ended: finished, stopped, early-stop or trouble (``run.trouble``)."""
     progress, plan, engine = run.progress, run.plan, run.engine
+    mixture = run.batches.mixture
     recorder = Recorder(
-        lambda metrics: report(run, metrics), engine.sum_over_ranks, run.batches.steps_per_epoch
+        lambda metrics: report(run, metrics),
+        engine.sum_over_ranks,
+        run.batches.steps_per_epoch,
+        sources=mixture.names if mixture else (),
     )
     if (
         evaluation_due(run)
@@ -90,7 +94,7 @@ def train(run: Run) -> str:
     steps = range(progress.step, plan.total_steps)
     ahead = prefetch((run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2)
     for micro_batches in timed(ahead, run.waits, progress.step + 1):
-        result = train_step(engine, micro_batches, run.stop.requested)
+        result = train_step(engine, micro_batches, run.stop.requested, by_source=mixture is not None)
         progress.advance(result)
         recorder.add(result, progress)
 

@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class SourceLoss:
+    """One weighted source over the steps since the last report: nats per trainable token, and those tokens."""
+
+    source: str
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True)
 class StepMetrics:
     """One optimizer step as reported: what happened at it, and running totals up to it.
 
@@ -37,7 +46,7 @@ class StepMetrics:
     has none. lr: the rate this step used. loss_scale: None outside fp16. skipped: steps so far whose update was
     not applied. applied: whether this one was. tokens_per_second: global, over the interval since the last
     report; None while it can't be trusted (the first interval holds warm-up and compilation). seconds: length of
-    that interval. epoch: epochs so far, fractional.
+    that interval. epoch: epochs so far, fractional. sources: at the interval's last step, with weighted sources.
     """
 
     step: int
@@ -51,6 +60,7 @@ class StepMetrics:
     tokens_per_second: float | None
     seconds: float
     epoch: float
+    sources: tuple[SourceLoss, ...] = ()
 
 
 class EvalMetrics(Protocol):
@@ -177,11 +187,15 @@ class Metrics:
         if not self.active:
             return
         record = {**asdict(metrics), "ppl": perplexity(metrics.loss)}
+        sources = record.pop("sources")
         self._write("train", record)
+        for source in sources:
+            self._write("source", {"step": metrics.step, **source})
         if self._first is None:
             self._first = (metrics.step, self._clock())
         self._last = metrics
         self._console.step(metrics, record["ppl"], self._eta(metrics.step))
+        record.update({f"loss of {source['source']}": source["loss"] for source in sources})
         self._to_wandb("train", record)
 
     def evaluation(self, result: EvalMetrics, step: int) -> None:

@@ -1,7 +1,8 @@
 """From step results to metrics, reading the device only at the log cadence.
 
 Losses stay on the device until ``flush``, which brings a whole interval to the host in one transfer and sums it over
-the ranks in one message; so every step has its line in metrics.jsonl and no step waits for the log.
+the ranks in one message; so every step has its line in metrics.jsonl and no step waits for the log. The loss of each
+weighted source is the mean over its trainable tokens of the whole interval, on all ranks, reported with its last step.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from minimind.training.metrics import StepMetrics
+from minimind.training.metrics import SourceLoss, StepMetrics
 from minimind.training.step import StepResult
 
 HISTORY = 128  # steps of scales and norms kept for a post-mortem
@@ -69,7 +70,8 @@ class Progress:
 class Recorder:
     """Collects results and hands them to ``report`` as StepMetrics, in order.
 
-    ``steps_per_epoch`` turns steps into epochs; ``sum_over_ranks`` adds host numbers over the ranks.
+    ``steps_per_epoch`` turns steps into epochs; ``sum_over_ranks`` adds host numbers over the ranks; ``sources``
+    names the weighted sources, whose losses are reported if the steps were run with ``by_source``.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class Recorder:
         sum_over_ranks: Callable[[list[float]], list[float]],
         steps_per_epoch: int,
         clock: Callable[[], float] = time.monotonic,
+        sources: Sequence[str] = (),
     ) -> None:
+        self._sources = sources
         self._report, self._sum, self._clock = report, sum_over_ranks, clock
         self._steps_per_epoch = steps_per_epoch
         self._pending: list[tuple[StepResult, Progress]] = []
@@ -94,18 +98,46 @@ class Recorder:
         """Report all pending steps; returns their losses. Every rank must call it at the same steps."""
         if not self._pending:
             return []
-        sums = self._sum(torch.stack([result.loss_sum for result, _ in self._pending]).double().tolist())
+        own = torch.stack([result.loss_sum for result, _ in self._pending]).double().tolist()
+        sums = self._sum([*own, *self._by_source()])
         seconds = self._clock() - self._since
         tokens = sum(result.tokens for result, _ in self._pending)
         speed = tokens / seconds if self._trusted and seconds > 0 else None
         losses = [
-            total / max(result.tokens, 1) for total, (result, _) in zip(sums, self._pending, strict=True)
+            total / max(result.tokens, 1)
+            for total, (result, _) in zip(sums[: len(own)], self._pending, strict=True)
         ]
-        for loss, (result, progress) in zip(losses, self._pending, strict=True):
-            self._report(self._metrics(loss, result, progress, speed, seconds))
+        reports = [
+            self._metrics(loss, result, progress, speed, seconds)
+            for loss, (result, progress) in zip(losses, self._pending, strict=True)
+        ]
+        reports[-1] = replace(reports[-1], sources=self._source_losses(sums[len(own) :]))
+        for report in reports:
+            self._report(report)
         self._pending, self._trusted = [], True
         self.restart_clock()
         return losses
+
+    def _by_source(self) -> list[float]:
+        """This rank's summed loss of each source in the interval, then the trainable tokens of each."""
+        rows = [result.rows for result, _ in self._pending if result.rows is not None]
+        count = len(self._sources)
+        nats, tokens = [0.0] * count, [0.0] * count
+        if not rows or not count:
+            return []
+        losses = torch.cat([step.losses for step in rows]).double().tolist()  # one transfer
+        placed = (pair for step in rows for pair in zip(step.sources, step.tokens, strict=True))
+        for loss, (source, number) in zip(losses, placed, strict=True):
+            if source >= 0:
+                nats[source] += loss
+                tokens[source] += number
+        return [*nats, *tokens]
+
+    def _source_losses(self, sums: Sequence[float]) -> tuple[SourceLoss, ...]:
+        """From the summed output of ``_by_source``; a source of which nothing was trained is left out."""
+        nats, tokens = sums[: len(sums) // 2], sums[len(sums) // 2 :]
+        counted = zip(self._sources, nats, tokens, strict=True) if sums else ()
+        return tuple(SourceLoss(name, nat / count, int(count)) for name, nat, count in counted if count)
 
     def restart_clock(self) -> None:
         """Leave the time since the last flush (an evaluation, a save) out of the next interval."""

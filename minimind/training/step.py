@@ -25,20 +25,33 @@ class SupportsStep(Protocol):
     world_size: int
 
     def forward(self, batch: Batch, last: bool) -> torch.Tensor: ...
+    def forward_by_row(self, batch: Batch, last: bool) -> tuple[torch.Tensor, torch.Tensor]: ...
     def backward(self, loss: torch.Tensor) -> None: ...
     def update(self) -> Update: ...
     def sum_over_ranks(self, values: list[float]) -> list[float]: ...
 
 
 @dataclass(frozen=True)
+class RowLosses:
+    """This rank's rows of a step: ``losses`` fp32 [rows], not yet read from the device; of each row its source
+    (``Batch.row_sources``) and its trainable tokens."""
+
+    losses: torch.Tensor
+    sources: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class StepResult:
     """One step's outcome. ``loss_sum``: this rank's summed loss (0-d tensor, not yet read from the device);
-    ``tokens``: trainable tokens of the step on all ranks; ``stop``: a rank was asked to stop."""
+    ``tokens``: trainable tokens of the step on all ranks; ``stop``: a rank was asked to stop; ``rows``: with
+    ``by_source`` only."""
 
     loss_sum: torch.Tensor
     tokens: int
     update: Update
     stop: bool
+    rows: RowLosses | None = None
 
 
 def token_weight(world_size: int, tokens: int) -> float:
@@ -50,18 +63,34 @@ def token_weight(world_size: int, tokens: int) -> float:
 
 
 def train_step(
-    engine: SupportsStep, micro_batches: Sequence[Batch], stop_requested: bool = False
+    engine: SupportsStep,
+    micro_batches: Sequence[Batch],
+    stop_requested: bool = False,
+    by_source: bool = False,
 ) -> StepResult:
     """Run one optimizer step over this rank's ``micro_batches`` (the same number on every rank).
 
     The request to stop rides along with the token count, so that all ranks learn of it in the same step.
+    ``by_source``: keep each row's loss too; what is trained does not change, not even by rounding.
     """
     counts = [float(sum(batch.num_trainable for batch in micro_batches)), float(stop_requested)]
     total, stops = engine.sum_over_ranks(counts)
     weight = token_weight(engine.world_size, int(total))
-    losses = []
+    losses, rows = [], []
     for index, batch in enumerate(micro_batches):
-        loss = engine.forward(batch, last=index == len(micro_batches) - 1)
+        last = index == len(micro_batches) - 1
+        if by_source:
+            loss, row_losses = engine.forward_by_row(batch, last)
+            rows.append(row_losses)
+        else:
+            loss = engine.forward(batch, last)
         losses.append(loss.detach())
         engine.backward(loss * weight)
-    return StepResult(torch.stack(losses).sum(), int(total), engine.update(), stops > 0)
+    kept = _row_losses(rows, micro_batches) if by_source else None
+    return StepResult(torch.stack(losses).sum(), int(total), engine.update(), stops > 0, kept)
+
+
+def _row_losses(losses: Sequence[torch.Tensor], micro_batches: Sequence[Batch]) -> RowLosses:
+    sources = [source for batch in micro_batches for source in batch.row_sources]
+    tokens = [count for batch in micro_batches for count in batch.row_tokens]
+    return RowLosses(torch.cat(list(losses)), tuple(sources), tuple(tokens))

@@ -1,4 +1,4 @@
-"""fetch against a stand-in hub on this machine, through the real huggingface_hub."""
+"""fetch against a stand-in hub on this machine, through the real huggingface_hub and modelscope, where installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from minimind.data import fetch as module
 from minimind.data.fetch import fetch
 from minimind.errors import UserError
 
-pytest.importorskip("huggingface_hub")
+LIBRARIES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
+REPOSITORIES = {"huggingface": "jingyaogong/minimind_dataset", "modelscope": "gongjy/minimind_dataset"}
 CONTENT = os.urandom(5 << 20)
 FILE = "pretrain_hq.jsonl"
 
@@ -55,6 +56,12 @@ class Handler(BaseHTTPRequestHandler):
         if "/tree/" in self.path:
             self._json([self._entry()])
             return
+        if self.path == "/api/v1/datasets/gongjy/minimind_dataset":
+            self._modelscope({"Id": 7, "Type": 1})
+            return
+        if self.path.startswith("/api/v1/datasets/7/repo/tree?"):
+            self._modelscope({"Files": [{"Path": self.server.index_name, "Sha256": self.server.digest}]})
+            return
         asked = self.headers.get("Range")
         self.server.ranges.append(asked)
         start = int(re.findall(r"\d+", asked)[0]) if asked else 0
@@ -82,6 +89,9 @@ class Handler(BaseHTTPRequestHandler):
             "lfs": lfs,
         }
 
+    def _modelscope(self, data: object) -> None:
+        self._json({"Code": 200, "Success": True, "Message": "", "RequestId": "1", "Data": data})
+
     def _json(self, value: object) -> None:
         body = json.dumps(value).encode()
         self._headers(200, len(body), "application/json")
@@ -106,24 +116,31 @@ def hub() -> Iterator[StandIn]:
         server.shutdown()
 
 
-def test_a_file_is_fetched_and_kept(hub: StandIn, tmp_path: Path) -> None:
-    path = fetch("pretrain_hq", tmp_path / "new" / "dir", "huggingface", hub.address)
+@pytest.fixture(params=sorted(LIBRARIES))
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which hub the stand-in plays; skipped without its library."""
+    pytest.importorskip(LIBRARIES[request.param])
+    return str(request.param)
+
+
+def test_a_file_is_fetched_and_kept(hub: StandIn, kind: str, tmp_path: Path) -> None:
+    path = fetch("pretrain_hq", tmp_path / "new" / "dir", kind, hub.address)
     assert path == tmp_path / "new" / "dir" / FILE
     assert path.read_bytes() == CONTENT
-    fetch("pretrain_hq", tmp_path / "new" / "dir", "huggingface", hub.address)
+    fetch("pretrain_hq", tmp_path / "new" / "dir", kind, hub.address)
     assert len(hub.ranges) == 1
 
 
-def test_a_damaged_local_file_is_fetched_again(hub: StandIn, tmp_path: Path) -> None:
+def test_a_damaged_local_file_is_fetched_again(hub: StandIn, kind: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(CONTENT[:1000])
-    assert fetch("pretrain_hq", tmp_path, "huggingface", hub.address).read_bytes() == CONTENT
+    assert fetch("pretrain_hq", tmp_path, kind, hub.address).read_bytes() == CONTENT
 
 
-def test_a_killed_download_goes_on_where_it_stopped(hub: StandIn, tmp_path: Path) -> None:
+def test_a_killed_download_goes_on_where_it_stopped(hub: StandIn, kind: str, tmp_path: Path) -> None:
     hub.stall = True
     script = (
         "from pathlib import Path; from minimind.data.fetch import fetch; "
-        f"fetch('pretrain_hq', Path({str(tmp_path)!r}), 'huggingface', {hub.address!r})"
+        f"fetch('pretrain_hq', Path({str(tmp_path)!r}), {kind!r}, {hub.address!r})"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
@@ -137,7 +154,7 @@ def test_a_killed_download_goes_on_where_it_stopped(hub: StandIn, tmp_path: Path
     assert not (tmp_path / FILE).exists()
     size = _partial(tmp_path)
     assert size > 0
-    assert fetch("pretrain_hq", tmp_path, "huggingface", hub.address).read_bytes() == CONTENT
+    assert fetch("pretrain_hq", tmp_path, kind, hub.address).read_bytes() == CONTENT
     assert hub.ranges[-1] == f"bytes={size}-"
 
 
@@ -145,26 +162,26 @@ def _partial(directory: Path) -> int:
     return max((file.stat().st_size for file in directory.rglob("*.partial")), default=0)
 
 
-def test_a_wrong_checksum_is_refused_and_removed(hub: StandIn, tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_refused_and_removed(hub: StandIn, kind: str, tmp_path: Path) -> None:
     hub.digest = "f" * 64
     with pytest.raises(UserError, match=r"the download is damaged \(SHA-256 .*, not ffffffffffff\)"):
-        fetch("pretrain_hq", tmp_path, "huggingface", hub.address)
+        fetch("pretrain_hq", tmp_path, kind, hub.address)
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_renamed_file_is_named(hub: StandIn, tmp_path: Path) -> None:
+def test_a_renamed_file_is_named(hub: StandIn, kind: str, tmp_path: Path) -> None:
     hub.index_name = "pretrain_new.jsonl"
     with pytest.raises(
-        UserError, match=r"not in jingyaogong/minimind_dataset any more; it holds pretrain_new\.jsonl"
+        UserError, match=rf"not in {REPOSITORIES[kind]} any more; it holds pretrain_new\.jsonl"
     ):
-        fetch("pretrain_hq", tmp_path, "huggingface", hub.address)
+        fetch("pretrain_hq", tmp_path, kind, hub.address)
 
 
-def test_no_network_is_one_line(tmp_path: Path) -> None:
+def test_no_network_is_one_line(kind: str, tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"huggingface can't be reached or refused .*--hub modelscope"
+        UserError, match=rf"{kind} can't be reached or refused .*--hub {(LIBRARIES.keys() - {kind}).pop()}"
     ) as caught:
-        fetch("pretrain_hq", tmp_path, "huggingface", "http://127.0.0.1:9")
+        fetch("pretrain_hq", tmp_path, kind, "http://127.0.0.1:9")
     assert "\n" not in str(caught.value)
 
 

@@ -77,6 +77,33 @@ def test_a_row_holds_one_source(store: TokenStore) -> None:
         assert len({int(document) >= FILES[0] + FILES[1] for document in rows.document[first:last]}) == 1
 
 
+def test_each_row_of_a_batch_names_its_source_and_its_trainable_tokens(store: TokenStore) -> None:
+    made = Batches(store, ROW, 2, 2, 2, 3, parts(1, 1))
+    border = FILES[0] + FILES[1]
+    assert made.mixture is not None
+    rows = made.mixture.rows
+    sums = [0, 0]
+    for step in range(made.steps_per_epoch):  # the last one has empty rows
+        for batch in (b for rank in range(2) for b in made.micro_batches(step, rank)):
+            assert sum(batch.row_tokens) == batch.num_trainable
+            for row, source, tokens in zip(batch.rows, batch.row_sources, batch.row_tokens, strict=True):
+                if row == -1:
+                    assert (source, tokens) == (-1, 0)
+                    continue
+                first = int(rows.document[rows.row_offsets[row]])
+                assert source == int(first >= border)
+                sums[source] += tokens
+    assert sums == [int((store.lengths[:border] - 1).sum()), int((store.lengths[border:] - 1).sum())]
+    plain = Batches(store, ROW, 2, 2, 2, 3).micro_batches(0, 0)[0]
+    assert (plain.row_sources, plain.row_tokens) == ((), ())
+
+
+def test_a_path_given_twice_has_two_names(store: TokenStore) -> None:
+    mixture = Mixture(store, [Part("ab", 1, 2), Part("ab", 2, 1)], ROW, 0)
+    assert mixture.names == ["ab (1)", "ab (2)"]
+    assert Mixture(store, parts(1, 1), ROW, 0).names == ["ab", "c"]
+
+
 def test_the_order_depends_on_seed_and_epoch_only(store: TokenStore) -> None:
     one, two, other = (batches(store, 1.5, 0.3, world=w, seed=s) for w, s in ((1, 3), (2, 3), (1, 4)))
     steps = [*range(one.steps_per_epoch * 2)]

@@ -399,6 +399,87 @@ def test_a_killed_run_leaves_no_store_no_lock_and_no_debris(
     assert sorted(entry.name for entry in store.parent.iterdir()) == [store.name, store.name + ".lock"]
 
 
+SCRIPT = """
+import resource, sys
+from pathlib import Path
+from minimind.data.prepare import prepare
+from minimind.errors import UserError
+from minimind.tokenizer import Tokenizer
+path, tokenizer, cache, limit = sys.argv[1:]
+if int(limit):
+    import signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+print("start", flush=True)
+try:
+    prepare([path], Tokenizer.load(tokenizer), cache_dir=Path(cache), workers=1)
+except UserError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+def process(path: Path, cache: Path, tokenizer: Tokenizer, limit: int = 0) -> subprocess.Popen[str]:
+    """Another process that prepares ``path``; it has just begun. ``limit``: bytes that a file may have."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(path), str(tokenizer.path), str(cache), str(limit)],
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert started.stdout is not None
+    assert started.stdout.readline() == "start\n"
+    return started
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> Path:
+    """A file whose preparation takes some tenths of a second and more than one flush."""
+    draw = random.Random(3)
+    rows: list[object] = [{"text": " ".join(draw.choices(WORDS, k=200))} for _ in range(6000)]
+    return write(tmp_path / "larger.jsonl", rows)
+
+
+def test_killed_at_any_moment_a_store_is_finished_or_absent(
+    larger: Path, cache: Path, tokenizer: Tokenizer
+) -> None:
+    draw, unfinished = random.Random(4), 0
+    for number in range(8):
+        started = process(larger, cache, tokenizer)
+        time.sleep(draw.uniform(0.0, 0.15 * (number + 1)))
+        started.kill()
+        started.communicate()
+        stores = [entry.parent for entry in cache.glob("stores/*/manifest.json")]
+        unfinished += not stores
+        for store in stores:
+            assert len(TokenStore.open(store)) == 6000  # complete, whenever it can be seen
+    assert unfinished  # else no kill came in time
+    store = prepare([larger], tokenizer, cache_dir=cache, say=quiet)
+    assert len(TokenStore.open(store)) == 6000
+    assert sorted(entry.name for entry in store.parent.iterdir()) == [store.name, store.name + ".lock"]
+
+
+def test_processes_that_prepare_the_same_file_make_one_store(
+    larger: Path, cache: Path, tokenizer: Tokenizer
+) -> None:
+    running = [process(larger, cache, tokenizer) for _ in range(3)]
+    said = [started.communicate(timeout=120)[1] for started in running]
+    assert [started.returncode for started in running] == [0, 0, 0]
+    assert sum("prepared 6,000 of 6,000 records" in text for text in said) == 1
+    (store,) = [entry for entry in (cache / "stores").iterdir() if entry.is_dir()]
+    assert len(TokenStore.open(store)) == 6000
+
+
+def test_a_disk_that_takes_no_more_ends_it_with_one_line_and_no_debris(
+    larger: Path, cache: Path, tokenizer: Tokenizer
+) -> None:
+    """A file may not grow beyond the limit: the operating system's own error, in the middle of a write."""
+    started = process(larger, cache, tokenizer, limit=100_000)
+    _, said = started.communicate(timeout=120)
+    assert started.returncode == 1
+    assert said.startswith("error: ")
+    assert "File too large; free space or name another place" in said
+    assert said.count("\n") == 1
+    assert [entry.suffix for entry in (cache / "stores").iterdir()] == [".lock"]
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing(
     tmp_path: Path, cache: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

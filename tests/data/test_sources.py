@@ -245,6 +245,7 @@ def test_a_truncated_or_damaged_archive_is_named(tmp_path: Path, suffix: str) ->
     [
         (b"", "0 bytes"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:98\nsize 1\n", "Git LFS"),
+        (b"<!-- saved -->\n<HTML><body>", "an HTML page"),
         (b"<!DOCTYPE html><html><body>404</body></html>", "HTML page"),
         (b"\n <HTML>", "HTML page"),
         (b"<?xml version='1.0'?><Error/>", "XML"),
@@ -260,6 +261,16 @@ def test_what_is_no_data_is_named(tmp_path: Path, data: bytes, said: str) -> Non
             list(read_records(path))
         assert str(caught.value).startswith(f"{path}: ")
         assert "\n" not in str(caught.value)
+
+
+def test_a_tar_archive_is_named(tmp_path: Path) -> None:
+    import tarfile
+
+    write(tmp_path / "inside.jsonl", lines([{"text": "a"}]))
+    with tarfile.open(tmp_path / "a.jsonl.gz", "w:gz") as archive:
+        archive.add(tmp_path / "inside.jsonl", "inside.jsonl")
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz: a tar archive"):
+        list(read_records(tmp_path / "a.jsonl.gz"))
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
@@ -352,7 +363,6 @@ def test_a_line_over_the_limit_is_counted_and_never_held(
     import tracemalloc
 
     monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 2 << 20)
-    monkeypatch.setattr(streams.line_batches, "__defaults__", (2 << 20,))
     path = tmp_path / "a.jsonl"
     with path.open("w") as file:
         file.write('{"text": "a"}\n{"text": "')
@@ -366,6 +376,72 @@ def test_a_line_over_the_limit_is_counted_and_never_held(
     assert [(r.line, r.error is None) for r in records] == [(1, True), (2, False), (3, True)]
     assert records[1].error == "52,428,812 bytes in one record; the limit is 2 MiB"
     assert peak < 16 << 20
+
+
+BIG = "x" * 3000
+
+
+def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of 2,000 bytes for a record, and small blocks."""
+    monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 2000)
+    monkeypatch.setattr(streams, "BLOCK_BYTES", 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "bad_line"),
+    [
+        ("a.csv", f"id,text\n1,a\n2,{BIG}\n3,b\n", 3),
+        ("a.csv", f'id,text\n1,a\n2,"x\n{BIG}\ny"\n3,b\n', 3),  # inside a cell: the whole row is lost
+        ("a.tsv", f"id\ttext\n1\ta\n2\tx\n{BIG}", 4),
+        ("a.json", json.dumps([{"text": "a"}, {"text": BIG}, {"text": "b"}]), 1),
+        ("a.json", json.dumps([{"text": "a"}, {"text": BIG}, {"text": "b"}], indent=1), 5),
+    ],
+)
+def test_a_record_over_the_limit_is_rejected_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: str, bad_line: int
+) -> None:
+    limited(monkeypatch)
+    records = list(read_records(write(tmp_path / name, data)))
+    assert len(records) == 3
+    bad = [record for record in records if record.error is not None]
+    assert [record.line for record in bad] == [bad_line]
+    assert "bytes in one record; the limit is" in str(bad[0].error)
+
+
+def test_a_parquet_row_over_the_limit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    limited(monkeypatch)
+    turns = [[{"role": "user", "content": text}] for text in ("a", BIG, "b")]
+    parquet.write_table(pyarrow.table({"messages": turns}), tmp_path / "a.parquet")
+    records = list(read_records(tmp_path / "a.parquet"))
+    assert [(record.line, record.error is None) for record in records] == [(1, True), (2, False), (3, True)]
+
+
+def test_a_header_that_is_too_long_and_a_quote_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch)
+    with pytest.raises(UserError, match=r"a\.csv:1: the first row must name the columns"):
+        list(read_records(write(tmp_path / "a.csv", BIG + "\n1,2\n")))
+    open_quote = 'id,text\n1,a\n2,"' + "b\n" * 3000
+    with pytest.raises(UserError, match=r"a\.csv:3: not CSV: .*is a quote missing"):
+        list(read_records(write(tmp_path / "a.csv", open_quote)))
+
+
+def test_a_small_archive_of_a_huge_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    import tracemalloc
+
+    data = b'{"text": "' + b"a" * (200 << 20) + b'"}\n{"text": "b"}\n'
+    path = write(tmp_path / "a.jsonl.zst", zstandard.compress(data))
+    del data
+    tracemalloc.start()
+    records = list(read_records(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [record.error is None for record in records] == [False, True]
+    assert path.stat().st_size < 50_000
+    assert peak < 150 << 20
 
 
 def test_lone_surrogates_in_utf16_are_bad_lines(tmp_path: Path) -> None:

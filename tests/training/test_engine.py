@@ -16,6 +16,8 @@ import torch
 from minimind.training import engine as engine_module
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Engine, Update
+from minimind.training.metrics import StepMetrics
+from minimind.training.recorder import Progress, Recorder
 from minimind.training.step import train_step
 from tests.support import CPU, DS_CONFIGS, RowBatch, random_rows, run_ranks, split, tiny_config, tiny_model
 
@@ -416,3 +418,80 @@ def test_each_optimizer_trains(name: str) -> None:
         losses.append(float(result.loss_sum) / result.tokens)
     assert losses[0] == pytest.approx(torch.log(torch.tensor(64.0)).item(), abs=0.2)
     assert losses[-1] < LOWEST[name], losses[-1]
+
+
+SOURCE_CONFIGS = ["fp32.json", "bf16.json", "fp16_zero2.json", "bf16_zero2_offload.json"]
+
+
+def steps_with_sources(
+    by_source: bool, names: list[str], world: int
+) -> list[tuple[torch.Tensor, list[StepMetrics]]]:
+    """For each config three steps (micro 2, accumulation 2 at two ranks): weights after them, and what is reported."""
+    results = []
+    for name in names:
+        engine = sgd_engine(load(name, world=world), lr=0.05)
+        reports: list[StepMetrics] = []
+        recorder = Recorder(reports.append, engine.sum_over_ranks, 10, sources=("even", "odd", "absent"))
+        progress = Progress()
+        for step in range(3):
+            rows = split(random_rows(ROWS, seed=step), 2, engine.rank, engine.world_size)
+            result = train_step(engine, rows, by_source=by_source)
+            progress.advance(result)
+            recorder.add(result, progress)
+        recorder.flush()
+        results.append((masters(engine), reports))
+        engine.close()
+    return results
+
+
+def true_source_losses(name: str) -> dict[str, tuple[float, int]]:
+    """Summed loss and tokens of each source over the same three steps, row by row through the plain model."""
+    engine = sgd_engine(load(name), lr=0.05)
+    sums = {"even": (0.0, 0), "odd": (0.0, 0)}
+    for step in range(3):
+        batch = random_rows(ROWS, seed=step)
+        for index in range(ROWS):
+            row = batch.rows(index, index + 1)
+            with torch.no_grad():
+                loss = engine.module(row.input_ids, row.labels, row.position_ids, row.document_ids)
+            key = ("even", "odd")[row.row_sources[0]]
+            sums[key] = sums[key][0] + float(loss), sums[key][1] + row.num_trainable
+        train_step(engine, split(batch, 2))
+    engine.close()
+    return sums
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_losses_by_source_change_nothing_that_is_trained() -> None:
+    without = steps_with_sources(False, SOURCE_CONFIGS, 1)
+    with_sources = steps_with_sources(True, SOURCE_CONFIGS, 1)
+    for name, (weights, reports), (same, more) in zip(SOURCE_CONFIGS, without, with_sources, strict=True):
+        assert torch.equal(weights, same), name
+        assert [r.loss for r in reports] == [r.loss for r in more], name
+        assert not any(r.sources for r in reports)
+        assert not any(r.sources for r in more[:-1])
+        truth = true_source_losses(name)
+        for found in more[-1].sources:
+            nats, tokens = truth[found.source]
+            assert found.tokens == tokens
+            assert found.loss == pytest.approx(nats / tokens, rel=1e-3)
+        assert [found.source for found in more[-1].sources] == [
+            "even",
+            "odd",
+        ]  # of the third there was nothing
+
+
+@pytest.mark.slow
+def test_losses_by_source_are_sums_over_ranks() -> None:
+    with_sources, other = run_ranks(2, steps_with_sources, True, ["fp32.json"], 2)
+    truth = true_source_losses_alone("fp32.json")
+    assert with_sources[0][1][-1].sources == other[0][1][-1].sources
+    for found in with_sources[0][1][-1].sources:
+        nats, tokens = truth[found.source]
+        assert found.tokens == tokens
+        assert found.loss == pytest.approx(nats / tokens, rel=1e-5)
+
+
+def true_source_losses_alone(name: str) -> dict[str, tuple[float, int]]:
+    truth: dict[str, tuple[float, int]] = run_ranks(1, true_source_losses, name)[0]
+    return truth

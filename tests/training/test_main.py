@@ -288,6 +288,12 @@ def test_weighted_sources_are_recorded_resumed_and_found_again(
     assert about["rows"] == first["epoch_rows"] + second["epoch_rows"]
     trained = {line.rpartition(":")[0] for step in (1, 2) for line in samples_of_step(out, step)}
     assert trained == {str(extra), str(files["pretrain"])}
+    for train in records(out):  # step 1 and the last step are reported each on its own
+        parts = [part for part in records(out, "source") if part["step"] == train["step"]]
+        assert {part["source"] for part in parts} <= trained
+        tokens = sum(part["tokens"] for part in parts)
+        assert sum(part["loss"] * part["tokens"] for part in parts) / tokens == pytest.approx(train["loss"])
+    assert {part["source"] for part in records(out, "source")} == trained
     yaml.write_text(json.dumps({"train_file": [{**sources[0], "weight": 19}, sources[1]]}))
     with pytest.raises(UserError, match="these differ: sources"):
         go("--max-steps", "2", "--resume")

@@ -13,7 +13,7 @@ from rich.console import Console
 from minimind.config import load_run_config
 from minimind.findings import Finding
 from minimind.training.console import ConsoleLog, count, duration, fit, header_rows, progress_fields
-from minimind.training.metrics import Metrics, RunSummary, StepMetrics, perplexity
+from minimind.training.metrics import Metrics, RunSummary, SourceLoss, StepMetrics, perplexity
 from minimind.training.metrics_file import FILE_NAME, read_metrics
 
 SUMMARY = RunSummary(
@@ -290,3 +290,27 @@ def test_perplexity_never_raises() -> None:
     assert perplexity(1000.0) == math.inf
     assert math.isnan(perplexity(math.nan))
     assert perplexity(0.0) == 1.0
+
+
+def test_losses_by_source_go_to_the_file_the_console_and_wandb(
+    out: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = metrics_to(out, tmp_path)
+    sent: list[dict[str, float]] = []
+    monkeypatch.setattr(metrics, "_to_wandb", lambda section, record: sent.append(dict(record)))
+    sources = (SourceLoss("data/web.jsonl", 3.25, 100), SourceLoss("data/books", math.nan, 7))
+    metrics.step(replace(STEP, sources=sources))
+    assert records(tmp_path, "source") == [
+        {"kind": "source", "step": 10, "source": "data/web.jsonl", "loss": 3.25, "tokens": 100},
+        {"kind": "source", "step": 10, "source": "data/books", "loss": None, "tokens": 7,
+         "non_finite": {"loss": "nan"}},
+    ]  # fmt: skip
+    assert "sources" not in records(tmp_path, "train")[0]
+    assert "loss of web.jsonl 3.2500  loss of books nan" in out.getvalue()
+    assert sent[0]["loss of data/web.jsonl"] == 3.25
+
+
+def test_two_sources_with_one_file_name_are_shown_with_their_paths() -> None:
+    sources = (SourceLoss("a/x.jsonl", 3.25, 100), SourceLoss("b/x.jsonl", 3.5, 7))
+    labels = [label for _, label, _ in progress_fields(replace(STEP, sources=sources), 1.0, 40, None)]
+    assert labels[-2:] == ["loss of a/x.jsonl", "loss of b/x.jsonl"]

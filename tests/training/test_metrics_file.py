@@ -73,6 +73,14 @@ def test_cut_back_keeps_findings_before_the_run_and_at_the_step(tmp_path: Path) 
     assert [r["kind"] for r in read_metrics(path)] == ["run", "finding", "train", "train", "finding"]
 
 
+def test_cut_back_keeps_the_losses_by_source_of_the_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    at, late = ({"kind": "source", "step": step, "source": "a", "loss": 1.0} for step in (2, 3))
+    _write(path, _train(1), _train(2), at, _train(3), late)
+    cut_back(path, 2)
+    assert _steps(path) == [("train", 1), ("train", 2), ("source", 2)]
+
+
 def test_cut_back_to_the_start(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     _write(path, {"kind": "run", "step": 0}, _train(1), _train(2))

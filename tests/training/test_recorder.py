@@ -7,7 +7,7 @@ import torch
 from minimind.training.engine import Update
 from minimind.training.metrics import StepMetrics
 from minimind.training.recorder import Progress, Recorder
-from minimind.training.step import StepResult
+from minimind.training.step import RowLosses, StepResult
 
 
 def result(loss_sum: float, tokens: int, applied: bool = True, norm: float = 1.0) -> StepResult:
@@ -70,3 +70,25 @@ def test_progress_survives_its_checkpoint() -> None:
     assert again == progress
     assert (again.step, again.tokens, again.skipped, again.consecutive_skips) == (3, 5, 2, 2)
     assert again.history.maxlen == progress.history.maxlen
+
+
+def test_losses_by_source_are_means_over_the_interval_and_the_ranks() -> None:
+    reported: list[StepMetrics] = []
+    messages: list[int] = []
+
+    def sum_over_two_ranks(values: list[float]) -> list[float]:
+        messages.append(len(values))
+        return [2 * value for value in values]
+
+    recorder = Recorder(reported.append, sum_over_two_ranks, 4, sources=("a", "b", "c"))
+    progress = Progress()
+    for losses in ([3.0, 8.0, 0.0], [1.0, 4.0, 2.0]):
+        rows = RowLosses(torch.tensor(losses), (0, 1, -1), (2, 4, 0))
+        outcome = StepResult(torch.tensor(sum(losses)), 6, Update(True, 1.0, 0.1, None), False, rows)
+        progress.advance(outcome)
+        recorder.add(outcome, progress)
+    recorder.flush()
+    assert messages == [2 + 2 * 3]  # one message, whatever is in it
+    assert reported[0].sources == ()
+    found = [(part.source, part.loss, part.tokens) for part in reported[1].sources]
+    assert found == [("a", 1.0, 8), ("b", 1.5, 16)]  # nothing of c was trained; padding belongs to nobody
