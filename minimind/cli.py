@@ -246,6 +246,9 @@ def doctor(
 )
 def launch(context: typer.Context) -> None:
     """The deepspeed command with the same words after it; stops and exit codes can be relied upon (docs/resume.md)."""
+    if context.args in ([], ["--help"]):  # words after a script are its own, --help too
+        print(context.get_help())
+        return
     from minimind.supervisor import launch as supervise
 
     _exit(supervise(context.args))
