@@ -10,13 +10,14 @@ Weakness: in a batch, rows that have ended are carried along until the last one 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minimind.errors import UserError
+from minimind.inference.decoding import decode_step
 from minimind.inference.loading import load_model
 from minimind.model import KVCache, Transformer
 
@@ -132,14 +133,17 @@ def _stream(
 ) -> Iterator[int]:
     cache = model.new_cache(1, capacity)
     pending = torch.tensor([prompt], device=model.output_weight.device)
+    step: Callable[[Tensor], Tensor] | None = None  # made after the first token, which needs none
     for _ in range(count):
         # Not around the yield: inference mode must not leak into the caller's code between two tokens.
         with torch.inference_mode():
-            token = row.next(model.next_logits(pending, cache)[0])
+            logits = step(pending) if step else model.next_logits(pending, cache)
+            token = row.next(logits[0])
         if token in stop_ids:
             return
         yield token
-        pending = torch.tensor([[token]], device=pending.device)
+        step = step or decode_step(model, cache, count - 1)
+        pending = torch.tensor([token], device=pending.device)
 
 
 @torch.inference_mode()
@@ -166,8 +170,9 @@ def generate_batch(
     greedy = sampler.temperature == 0 and sampler.repetition_penalty == 1.0
     answers: list[list[int]] = [[] for _ in prompts]
     running = set(range(len(prompts)))
-    for _ in range(count):
-        logits = model.next_logits(pending, cache)  # [B, V]
+    logits = model.next_logits(pending, cache)  # [B, V]
+    step = decode_step(model, cache, count - 1)
+    while True:
         # One call for all rows where the choice needs no state: the usual case when answers are scored.
         tokens = logits.float().argmax(-1).tolist() if greedy else [
             rows[i].next(logits[i]) if i in running else 0 for i in range(len(rows))
@@ -175,10 +180,10 @@ def generate_batch(
         running -= {i for i in running if tokens[i] in stops}
         for i in running:
             answers[i].append(tokens[i])
-        if not running:
-            break
-        pending = torch.tensor(tokens, device=device)[:, None]
-    return answers
+        count -= 1
+        if not running or not count:
+            return answers
+        logits = step(torch.tensor(tokens, device=device))
 
 
 def _left_padded(
