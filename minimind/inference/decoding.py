@@ -4,7 +4,7 @@ Contract: ``Decoder(model, cache)(tokens)`` gives the logits of ``model.next_log
 rounding, and moves the cache on. A step reads every weight once and computes little, so its time is how fast a
 product of a few rows reads its weight. Measured on one EPYC core (AVX512-BF16), all products of the 26M shape:
 
-    fp32, 1 row    F.linear 9.1 ms, transposed 6.0 ms, oneDNN's packed form 7.1 ms
+    fp32, 1 row    F.linear (MKL) 9.1 ms, transposed 6.0 ms, and by numpy (OpenBLAS) 5.1 ms, oneDNN's packed form 7.1 ms
     fp32, 16 rows  F.linear 18.4 ms, transposed 17.8 ms, packed 10.5 ms
     bf16, 1 row    F.linear 6.3 ms, packed 3.8 ms;  16 rows 9.7 and 5.7 ms
 
@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,7 +34,8 @@ def decode_step(model: Transformer, cache: KVCache, count: int) -> Callable[[Ten
     """The fastest step for ``count`` more tokens a row: last tokens ``[B]`` -> logits ``[B, output_size]``."""
     weight = model.output_weight
     native = weight.dtype in (torch.float32, torch.bfloat16) and cpu_has_fast(weight.dtype)
-    if weight.device.type == "cpu" and native and count >= PAYS_FROM:
+    can_pack = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+    if can_pack and native and count >= PAYS_FROM:
         return Decoder(model, cache)
     return lambda tokens: model.next_logits(tokens[:, None], cache)
 
@@ -42,13 +45,17 @@ class Product:
 
     def __init__(self, weights: list[Tensor], rows: int) -> None:
         """``weights``: stacked along O, for products of the same input."""
-        packs = torch.backends.mkldnn.is_available() and (rows > 2 or weights[0].dtype != torch.float32)
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights), rows) if packs else None
-        self.transposed = None if packs else torch.cat([weight.t() for weight in weights], dim=1)
+        weights = [weight.detach() for weight in weights]
+        self.packed: Tensor | None = None
+        self.transposed: npt.NDArray[np.float32] | None = None
+        if rows == 1 and weights[0].dtype == torch.float32:
+            self.transposed = torch.cat([weight.t() for weight in weights], dim=1).numpy()
+        else:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights), rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.transposed is not None:
-            return x @ self.transposed
+            return torch.from_numpy(x.numpy() @ self.transposed)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
         return product
 
@@ -81,8 +88,8 @@ class LayerWeights:
 class Weights:
     """A copy of a model's weights as they are now, laid out for ``rows`` rows."""
 
-    def __init__(self, model: Transformer, rows: int) -> None:
-        self.made_of = versions(model), rows
+    def __init__(self, model: Transformer, rows: int, version: list[tuple[int, int]] | None) -> None:
+        self.made_of = version, rows
         self.layers = [LayerWeights(layer, rows) for layer in model.model.layers]  # type: ignore[arg-type]
         self.head = Product([model.output_weight[: model.output_size]], rows)
 
@@ -90,18 +97,23 @@ class Weights:
 _KEPT: WeakKeyDictionary[Transformer, Weights] = WeakKeyDictionary()
 
 
-def versions(model: Transformer) -> list[tuple[int, int]]:
-    """What changes whenever a weight does: where it is and how often it was written to."""
-    return [(p.data_ptr(), p._version) for p in model.parameters()] + [(model.output_size, 0)]
+def versions(model: Transformer) -> list[tuple[int, int]] | None:
+    """What changes whenever a weight does: where it is and how often it was written to; None: nobody counts."""
+    parameters = list(model.parameters())
+    if any(parameter.is_inference() for parameter in parameters):
+        return None
+    return [(p.data_ptr(), p._version) for p in parameters] + [(model.output_size, 0)]
 
 
 def laid_out(model: Transformer, rows: int) -> Weights:
     """The model's weights for ``rows`` rows: those of the last answer, if nothing has changed since."""
-    kept = _KEPT.get(model)
-    if kept is None or kept.made_of != (versions(model), rows):
-        _KEPT.pop(model, None)  # before the new ones are made: never three copies
-        kept = _KEPT[model] = Weights(model, rows)
-    return kept
+    kept, now = _KEPT.get(model), versions(model)
+    if kept is not None and now is not None and kept.made_of == (now, rows):
+        return kept
+    _KEPT.pop(model, None)  # before the new ones are made: never three copies
+    del kept
+    _KEPT[model] = Weights(model, rows, now)
+    return _KEPT[model]
 
 
 class Decoder:

@@ -15,6 +15,7 @@ What is corrected, each with a test in tests/training/test_engine.py:
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -32,7 +33,7 @@ if not torch.cuda.is_available():
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime import bf16_optimizer, compiler
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import nn
 
@@ -69,6 +70,7 @@ class Update:
 def start_processes(emulate_fp16: bool = False) -> None:
     """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine."""
     _quiet_deepspeed()
+    _import_muon_uncompiled()
     if "RANK" not in os.environ:  # `python launch/pretrain.py`, without a launcher
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
         os.environ["MASTER_PORT"] = str(free_port())
@@ -87,6 +89,16 @@ def _quiet_deepspeed() -> None:
     deepspeed.utils.logger.setLevel(logging.ERROR)
     # BF16_Optimizer forces memory reports through print, each with a garbage collection.
     bf16_optimizer.see_memory_usage = lambda *arguments, **options: None
+
+
+def _import_muon_uncompiled() -> None:
+    """DeepSpeed imports its Muon at every start (zero/utils.py ``is_zero_supported_optimizer``), used or not, and its
+    torch.compile decorators load Inductor: a second and a half. Ours is another (muon.py)."""
+    original, compiler.compile = compiler.compile, lambda *_, **__: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = original
 
 
 class Control:

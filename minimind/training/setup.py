@@ -179,9 +179,7 @@ def make_batches(data: Data, config: RunConfig, resolved: Resolved) -> Batches:
 
 def new_model(config: RunConfig) -> Transformer:
     """A transformer initialised from the seed."""
-    model = Transformer(config.model)
-    model.init_weights(config.seed)
-    return model
+    return Transformer(config.model, seed=config.seed)
 
 
 def build_engine(
