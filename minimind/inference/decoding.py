@@ -25,7 +25,7 @@ from torch import Tensor
 
 from minimind import attention
 from minimind.model import KVCache, Layer, Transformer
-from minimind.ops import cpu_has_fast, rope_tables, swiglu
+from minimind.ops import cpu_has_fast, rope_tables, rotate, swiglu
 
 PAYS_FROM = 16  # new tokens
 
@@ -75,10 +75,10 @@ class LayerWeights:
         self.before_attention, self.before_mlp = layer.input_layernorm, layer.post_attention_layernorm
 
     def step(self, x: Tensor, tables: tuple[Tensor, Tensor], plan: attention.Plan, cache: KVCache) -> Tensor:
-        """``x`` [B, H] -> [B, H]; ``tables`` as ``turning_tables``."""
+        """``x`` [B, H] -> [B, H]; ``tables`` of the rows' positions, as ``rope_tables``."""
         heads = self.qkv(self.before_attention(x)).view(x.shape[0], 1, -1, self.head_dim)
         turned, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)
-        q, k = turn(turned, tables).split(self.heads[:2], dim=2)
+        q, k = rotate(turned, tables).split(self.heads[:2], dim=2)
         keys, values = cache.append(self.index, k, v)
         x = x + self.out(plan.attend(q.contiguous(), keys, values).view(x.shape[0], -1))
         gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
@@ -124,26 +124,14 @@ class Decoder:
         self.cache, self.body = cache, model.model
         self.weights = laid_out(model, rows=cache.keys[0].shape[0])
         columns = torch.arange(cache.capacity)[None]
-        self.tables = turning_tables(columns, model.config.head_dim, model.config.rope_theta)
+        self.tables = rope_tables(columns, model.config.head_dim, model.config.rope_theta)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """``tokens`` [B], the last of each row -> logits [B, output_size] of the next."""
         plan, positions = self.cache.plan(1), self.cache.positions(1)[:, 0]
-        tables = self.tables[0][positions], self.tables[1][positions]
+        tables = self.tables[0][0, positions, None], self.tables[1][0, positions, None]  # [B, 1, 1, D]
         x = self.body.embed_tokens(tokens)
         for layer in self.weights.layers:
             x = layer.step(x, tables, plan, self.cache)
         self.cache.advance(1)
         return self.weights.head(self.body.norm(x))
-
-
-def turning_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine, and sine negated in its first half: two fp32 ``[T, 1, 1, head_dim]`` for positions ``[1, T]``."""
-    cos, sin = (table[0][:, None] for table in rope_tables(positions, head_dim, theta))  # [T, 1, 1, D / 2]
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def turn(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """``ops.rotate`` of ``x`` [B, 1, heads, D] in half as many passes: each half meets the other by a roll."""
-    cos, sin = tables
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
