@@ -44,7 +44,9 @@ def load_both(directory: Path, options: argparse.Namespace) -> tuple[Transformer
     model = build(*load_pretrained(directory), directory)
     llama = AutoModelForCausalLM.from_pretrained(directory)
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    return model.to(device=device, dtype=dtype or default_dtype(device)).eval(), llama.to(device, dtype).eval()
+    return model.to(device=device, dtype=dtype or default_dtype(device)).eval(), llama.to(
+        device, dtype
+    ).eval()
 
 
 def make_prompts(count: int, vocab: int) -> list[list[int]]:
@@ -108,7 +110,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--saved-dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="instead of each side's default")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="instead of each side's default"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -1,7 +1,7 @@
 """Where one training step's time goes, next to the time of its matrix products alone.
 
-    python benchmarks/profile_step.py [--deepspeed_config ds_configs/bf16.json] [--config run.yaml] [--set KEY=VALUE ...]
-        [--train-file FILE] [--steps 8] [--operators] [--json OUT]
+    python benchmarks/profile_step.py [--deepspeed_config ds_configs/bf16.json] [--config run.yaml]
+        [--set KEY=VALUE ...] [--train-file FILE] [--steps 8] [--operators] [--json OUT]
 
 The real path: prepared store, ``Batches``, ``train_step``, the DeepSpeed engine, ``Recorder``; the batch is made on the
 step's path here, to be timed (a run makes it ahead, in a thread). Parts are medians over ``--steps`` steps after two
@@ -37,7 +37,16 @@ from minimind.training.recorder import Progress, Recorder
 from minimind.training.step import train_step
 
 WARM_UP = 2
-PARTS = ("data", "forward: body", "forward: loss", "forward: DeepSpeed", "backward", "update", "logging", "other")
+PARTS = (
+    "data",
+    "forward: body",
+    "forward: loss",
+    "forward: DeepSpeed",
+    "backward",
+    "update",
+    "logging",
+    "other",
+)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -143,7 +152,9 @@ def best_seconds(work: Callable[[], Any], device: torch.device, rounds: int = 4)
     return min(seconds)
 
 
-def product_seconds(tokens: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> float:
+def product_seconds(
+    tokens: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+) -> float:
     """One weight's three products, each timed alone."""
     x = torch.randn(tokens, inputs, device=device).to(dtype)
     weight = torch.randn(outputs, inputs, device=device).to(dtype)
@@ -152,7 +163,9 @@ def product_seconds(tokens: int, inputs: int, outputs: int, dtype: torch.dtype, 
     return sum(best_seconds(form, device) for form in forms)
 
 
-def roofline(config: RunConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> list[dict[str, Any]]:
+def roofline(
+    config: RunConfig, tokens: int, dtype: torch.dtype, device: torch.device
+) -> list[dict[str, Any]]:
     """Each kind of product: GFLOP, seconds and GFLOP/s of all of a micro-batch's products of that kind."""
     table = []
     for name, (inputs, outputs, count) in products(config, tokens).items():
@@ -184,7 +197,9 @@ def show(report: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--deepspeed_config", type=Path, help="default: the shipped JSON for this machine")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

@@ -3,7 +3,8 @@
     python benchmarks/startup.py [--rounds 3] [--json OUT] [-- options of launch/pretrain.py]
 
 Each round is a fresh process that runs the real command and is ended after its first step. The first round, which
-tokenises and fills caches, is not counted; medians of the others are printed, in seconds of wall time. ``minimind
+tokenises and fills caches, is not counted; medians of the others are printed: seconds by the clock, and of CPU, which
+other programs on the machine disturb less. "To the first step" is the sum of all parts but that step. ``minimind
 --help`` is timed too. Options default to the shipped JSON for this machine and the 26M model on the built-in corpus.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+Seconds = tuple[float, float]  # by the clock, of CPU
 STARTED = "MINIMIND_BENCHMARK_STARTED"  # when the parent started this process, by time.time()
 PARTS = {  # part -> (module, function) that it is the time of
     "configuration": [("main", "configure"), ("main", "detect"), ("main", "resolve_json")],
@@ -35,11 +38,11 @@ PARTS = {  # part -> (module, function) that it is the time of
 
 def child(arguments: list[str]) -> None:
     """The command itself, with its parts timed; prints them as one JSON line after the first step."""
-    seconds = {"interpreter": time.time() - float(os.environ[STARTED])}
-    start = time.perf_counter()
+    seconds = {"interpreter": (time.time() - float(os.environ[STARTED]), time.process_time())}
+    start = now()
     from minimind.training import loop, main, setup, summary
 
-    seconds["imports"] = time.perf_counter() - start
+    add(seconds, "imports", start)
     modules = {"main": main, "setup": setup, "summary": summary, "loop": loop}
     for part, functions in PARTS.items():
         for module, function in functions:
@@ -47,24 +50,43 @@ def child(arguments: list[str]) -> None:
     main.main("pretrain", arguments)
 
 
-def time_calls(module: Any, function: str, part: str, seconds: dict[str, float]) -> None:
+def now() -> Seconds:
+    return time.perf_counter(), time.process_time()
+
+
+def add(seconds: dict[str, Seconds], part: str, start: Seconds) -> None:
+    """Count the time since ``start`` for ``part``."""
+    (wall, cpu), (wall_before, cpu_before) = now(), seconds.get(part, (0.0, 0.0))
+    seconds[part] = wall_before + wall - start[0], cpu_before + cpu - start[1]
+
+
+def time_calls(module: Any, function: str, part: str, seconds: dict[str, Seconds]) -> None:
     """Replace a function by one that adds its time to ``part``; the first step ends the process."""
     original = getattr(module, function)
 
     def timed(*arguments: Any, **options: Any) -> Any:
-        start = time.perf_counter()
+        start = now()
         result = original(*arguments, **options)
-        seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - start
+        add(seconds, part, start)
         if part == "first step":
-            total = time.time() - float(os.environ[STARTED])
-            print(json.dumps(seconds | {"other": total - sum(seconds.values()), "total": total}), flush=True)
-            os._exit(0)
+            report(seconds)
         return result
 
     setattr(module, function, timed)
 
 
-def one_start(options: list[str]) -> dict[str, float]:
+def report(seconds: dict[str, Seconds]) -> None:
+    """Print the parts, what is left and the sums as one JSON line, and end the process as it stands."""
+    total = time.time() - float(os.environ[STARTED]), time.process_time()
+    first = seconds["first step"]
+    seconds["other"] = tuple(total[i] - sum(part[i] for part in seconds.values()) for i in (0, 1))  # type: ignore[assignment]
+    seconds["to the first step"] = total[0] - first[0], total[1] - first[1]
+    seconds["with the first step"] = total
+    print(json.dumps(seconds), flush=True)
+    os._exit(0)
+
+
+def one_start(options: list[str]) -> dict[str, Seconds]:
     """Seconds by part of one fresh process."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, __file__, "--child", *options, "--set", f"output_dir={directory}/run"]
@@ -73,14 +95,15 @@ def one_start(options: list[str]) -> dict[str, float]:
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"interpreter"')]
     if not lines:
         raise SystemExit(f"the command ended before its first step:\n{done.stdout}{done.stderr}")
-    return dict(json.loads(lines[-1]))
+    return {part: (wall, cpu) for part, (wall, cpu) in json.loads(lines[-1]).items()}
 
 
-def help_seconds() -> float:
-    """``minimind --help``, wall time of a fresh process."""
-    start = time.perf_counter()
+def help_seconds() -> Seconds:
+    """``minimind --help`` as a fresh process."""
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "minimind.cli", "--help"], check=True, capture_output=True)
-    return time.perf_counter() - start
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def default_options() -> list[str]:
@@ -100,10 +123,13 @@ def main() -> None:
     options = arguments.options or default_options()
     one_start(options)
     rounds = [one_start(options) for _ in range(arguments.rounds)]
-    medians = {part: statistics.median(one[part] for one in rounds) for part in rounds[0]}
-    medians["minimind --help"] = statistics.median(help_seconds() for _ in range(arguments.rounds))
-    for part, value in medians.items():
-        print(f"{part:16} {value:6.2f} s")
+    rounds = [one | {"minimind --help": help_seconds()} for one in rounds]
+    medians = {
+        part: [statistics.median(one[part][i] for one in rounds) for i in (0, 1)] for part in rounds[0]
+    }
+    print(f"{'':20} {'clock':>8} {'CPU':>8}")
+    for part, (wall, cpu) in medians.items():
+        print(f"{part:20} {wall:6.2f} s {cpu:6.2f} s")
     if arguments.json:
         arguments.json.write_text(json.dumps(medians, indent=1) + "\n")
 

@@ -15,7 +15,7 @@ first answer does without (``decode_step``). On a GPU the model's own step runs:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -43,9 +43,9 @@ def decode_step(model: Transformer, cache: KVCache, count: int) -> Callable[[Ten
 class Product:
     """``x`` [rows, I] times constant weights [O, I] transposed -> [rows, O], in the best form for ``rows``."""
 
-    def __init__(self, weights: list[Tensor], rows: int) -> None:
+    def __init__(self, weights: Sequence[Tensor], rows: int) -> None:
         """``weights``: stacked along O, for products of the same input."""
-        weights = [weight.detach() for weight in weights]
+        weights = [weight.detach() for weight in weights]  # numpy takes no tensor that wants gradients
         self.packed: Tensor | None = None
         self.transposed: npt.NDArray[np.float32] | None = None
         if rows == 1 and weights[0].dtype == torch.float32:

@@ -55,13 +55,14 @@ CONTROL_TIMEOUT = timedelta(hours=24)  # ranks wait this long for rank 0 to toke
 class Update:
     """What one optimizer step did.
 
-    ``grad_norm``: L2 norm of the true gradient, unscaled and before clipping; non-finite on a skipped step.
+    ``grad_norm``: L2 norm of the true gradient, unscaled and before clipping; non-finite on a skipped step. On a GPU a
+    0-d tensor, not yet read.
     ``lr``: the rate this step used (or would have used). ``loss_scale``: the scale its gradients carried; None
     without fp16. ``exhausted``: an overflow at the smallest allowed scale, which can't be healed by skipping.
     """
 
     applied: bool
-    grad_norm: float
+    grad_norm: float | torch.Tensor
     lr: float
     loss_scale: float | None
     exhausted: bool = False
@@ -198,7 +199,7 @@ class Engine:
         self.ds.step()
         exhausted = self._apply_scale_update()
         return Update(
-            self.ds.was_step_applied(), _number(self.ds.get_global_grad_norm()), lr, scale, exhausted
+            self.ds.was_step_applied(), _unread(self.ds.get_global_grad_norm()), lr, scale, exhausted
         )
 
     def _update_bare(self, lr: float) -> Update:
@@ -347,3 +348,12 @@ def _at_floor(scaler: DynamicLossScaler) -> bool:
 
 def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
+
+
+def _unread(value: Any) -> float | torch.Tensor:
+    """A number, or on a device the tensor that holds it: reading it here would wait for the whole update.
+
+    DeepSpeed itself waits once a step, before the update: to know whether the gradients are finite.
+    """
+    on_device = isinstance(value, torch.Tensor) and value.device.type != "cpu"
+    return value.detach() if on_device else _number(value)

@@ -19,7 +19,7 @@ from minimind.training.checkpoints import BEST, clean_up, point, save_checkpoint
 from minimind.training.engine import Engine
 from minimind.training.evaluation import evaluate
 from minimind.training.health import Health
-from minimind.training.host import anonymous_memory, timed
+from minimind.training.host import anonymous_memory, settled_garbage, timed
 from minimind.training.metrics import Metrics, StepMetrics
 from minimind.training.recorder import Progress, Recorder
 from minimind.training.setup import Data, Plan
@@ -65,6 +65,7 @@ class Run:
         return 0 if self.overfit_one_batch else step
 
 
+@settled_garbage()
 def train(run: Run) -> str:
     """Train from ``run.progress`` to the end; returns why it ended: finished, stopped, early-stop or failed."""
     progress, plan, engine = run.progress, run.plan, run.engine
@@ -173,7 +174,7 @@ def post_mortem(run: Run) -> dict[str, Any]:
     documents = sorted({document for document, _, _ in run.batches.documents(run.data_step(step))})
     return {
         "step": run.progress.step,
-        "history": list(run.progress.history),
+        "history": run.progress.state()["history"],
         "samples": ["{}:{}".format(*run.data.train.source(document)) for document in documents],
         "remedies": [
             "look at the samples above for text unlike the rest",

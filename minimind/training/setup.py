@@ -131,10 +131,10 @@ def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -
 
 def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path], Path]:
     """The built-in corpus and, unless one is given, a tokenizer trained on it."""
-    from minimind.data.demo import train_demo_tokenizer, write_demo
+    from minimind.data.demo import kept_demo, train_demo_tokenizer
 
     directory = default_cache() / "demo"
-    corpus = write_demo(directory)
+    corpus = kept_demo(directory)
     if tokenizer is None:
         tokenizer = directory / "tokenizer"
         if not (tokenizer / "tokenizer.model").exists():

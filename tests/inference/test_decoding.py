@@ -17,7 +17,9 @@ CONFIG = ModelConfig.preset(
     max_position_embeddings=60, initializer_range=0.3,
 )  # fmt: skip
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # of the largest logit; bf16 keeps 8 bits
-needs_packing = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN packs the weights")
+needs_packing = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="oneDNN packs the weights"
+)
 
 
 def started(model: Transformer, rows: int, padded: bool) -> KVCache:

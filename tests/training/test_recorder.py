@@ -10,7 +10,9 @@ from minimind.training.recorder import Progress, Recorder
 from minimind.training.step import StepResult
 
 
-def result(loss_sum: float, tokens: int, applied: bool = True, norm: float = 1.0) -> StepResult:
+def result(
+    loss_sum: float, tokens: int, applied: bool = True, norm: float | torch.Tensor = 1.0
+) -> StepResult:
     return StepResult(torch.tensor(loss_sum), tokens, Update(applied, norm, 0.1, 1024.0), stop=False)
 
 
@@ -70,3 +72,15 @@ def test_progress_survives_its_checkpoint() -> None:
     assert again == progress
     assert (again.step, again.tokens, again.skipped, again.consecutive_skips) == (3, 5, 2, 2)
     assert again.history.maxlen == progress.history.maxlen
+
+
+def test_a_norm_that_stayed_on_the_device_is_reported_and_saved_as_a_number() -> None:
+    reported: list[StepMetrics] = []
+    progress, recorder = Progress(), Recorder(reported.append, list, steps_per_epoch=4)
+    outcome = result(10.0, 10, norm=torch.tensor(2.5))
+    progress.advance(outcome)
+    recorder.add(outcome, progress)
+    recorder.flush()
+    assert reported[0].grad_norm == 2.5
+    saved = progress.state()["history"]
+    assert type(saved[0]["grad_norm"]) is float and saved[0]["grad_norm"] == 2.5
