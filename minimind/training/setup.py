@@ -185,7 +185,12 @@ def new_model(config: RunConfig) -> Transformer:
 def build_engine(
     model: Transformer, resolved: Resolved, factor: Callable[[int], float], config: RunConfig
 ) -> Engine:
-    """The DeepSpeed engine, compiled where that pays. ``factor``: share of the peak rate by applied step."""
+    """The DeepSpeed engine, compiled where that pays. ``factor``: share of the peak rate by applied step.
+
+    ``compile: auto`` is yes on a GPU and no on a CPU: Inductor's static shapes need the dense mask there, whose
+    attention costs more than all that fusing saves (attention.py has the times). It looks at the device alone, so a
+    resumed run takes the same form, to the bit.
+    """
     model.gradient_checkpointing = config.gradient_checkpointing
     engine = Engine(model, resolved, factor)
     on_gpu = engine.device.type == "cuda"
