@@ -19,7 +19,8 @@ from torch import Tensor
 from minimind.errors import UserError
 from minimind.inference.decoding import decode_step
 from minimind.inference.loading import load_model
-from minimind.model import KVCache, Transformer
+from minimind.inference.prompts import read_prompts
+from minimind.model import Transformer
 
 __all__ = ["Sampler", "generate", "generate_batch", "load_model"]
 
@@ -166,11 +167,10 @@ def generate_batch(
     longest, count = _room(model, prompts, max_new_tokens)
     device, vocab = model.output_weight.device, model.output_size
     rows = [_Row(sampler, prompt, vocab, device, seed + i) for i, prompt in enumerate(prompts)]
-    pending, cache = _left_padded(model, prompts, longest, longest + count)
+    logits, cache = read_prompts(model, prompts, longest + count)  # [B, V]
     greedy = sampler.temperature == 0 and sampler.repetition_penalty == 1.0
     answers: list[list[int]] = [[] for _ in prompts]
     running = set(range(len(prompts)))
-    logits = model.next_logits(pending, cache)  # [B, V]
     step = decode_step(model, cache, count - 1)
     while True:
         # One call for all rows where the choice needs no state: the usual case when answers are scored.
@@ -184,16 +184,3 @@ def generate_batch(
         if not running or not count:
             return answers
         logits = step(torch.tensor(tokens, device=device))
-
-
-def _left_padded(
-    model: Transformer, prompts: Sequence[Sequence[int]], longest: int, capacity: int
-) -> tuple[Tensor, KVCache]:
-    """Prompts aligned at their ends (all rows go on in the same column), and a cache that knows their starts."""
-    device = model.output_weight.device
-    starts = [longest - len(prompt) for prompt in prompts]
-    ids = torch.tensor(
-        [[0] * start + list(prompt) for start, prompt in zip(starts, prompts, strict=True)], device=device
-    )
-    padded = torch.tensor(starts, device=device) if any(starts) else None
-    return ids, model.new_cache(len(prompts), capacity, padded)
