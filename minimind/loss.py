@@ -46,9 +46,15 @@ def chunk_tokens(device: torch.device, vocab_size: int) -> int:
 
 
 def _product_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of half tensors as fp32, without rounding to half in between."""
+    """``a @ b`` of half tensors as fp32, without rounding to half in between.
+
+    Except in bf16 on a CPU that multiplies it: its product is twice as fast as fp32's and gives bf16. The sum over a
+    chunk is rounded there, as a linear layer's weight gradient is, before it is added to the others in fp32.
+    """
     if a.device.type == "cuda" and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)
+    if a.dtype == torch.bfloat16:
+        return (a @ b).float()
     return a.float() @ b.float()
 
 

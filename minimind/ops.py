@@ -8,8 +8,10 @@ because compilers and fused kernels do better.
 
 Measured on two Ice Lake cores (no AVX512-BF16, no AMX), 4096x512 by 512x1408, forward: fp32 40 ms, bf16 172
 ms, fp16 600 ms, bf16 through fp32 46 ms. So half-precision products go through fp32 there: same
-accumulator, three to ten times the speed. Weakness: gradients of these functions cannot themselves be
-differentiated.
+accumulator, three to ten times the speed. On one EPYC core with AVX512-BF16 the same product runs at 88
+GFLOP/s in fp32 (backward 89 to 101), 217 in bf16 (195 to 217), 97 in bf16 through fp32: bf16 stays bf16
+there. One product for q, k and v, or for gate and up, is no faster at these sizes (208 to 213 against 217).
+Weakness: gradients of these functions cannot themselves be differentiated.
 """
 
 from __future__ import annotations
@@ -114,21 +116,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rope_tables(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the rotary angles: ``position_ids [B, T]`` -> two fp32 ``[B, T, 1, head_dim /
-    2]``.
+    """Cosine and sine of the rotary angles: ``position_ids [B, T]`` -> two fp32 ``[B, T, 1, head_dim]``.
 
+    Each half of the channels has all angles; the first half's sines are negated, as ``rotate`` wants them.
     Computed at each forward (about a thousandth of it) rather than kept as buffers: nothing to be cast to
     half by ``module.half()``, to be lost in a meta-device build, or to bound the length. The formula is
     Hugging Face Llama's.
     """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.int64, device=position_ids.device).float() / head_dim
-    angles = position_ids[..., None].float() * (1.0 / theta**exponent)
-    return angles.cos().unsqueeze(2), angles.sin().unsqueeze(2)
+    angles = (position_ids[..., None].float() * (1.0 / theta**exponent)).unsqueeze(2)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    wide = x.float()
+    # The roll puts each half where the other was: fewer passes than to turn the halves apart and join them.
+    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
 class _Rotate(torch.autograd.Function):

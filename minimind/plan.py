@@ -51,8 +51,13 @@ def measure_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
 MEASURE_SECONDS, MEASURE_ROUNDS = 2.0, 20
 
 
-def measure_tokens_per_second(run: RunConfig, resolved: Resolved, hardware: Hardware) -> float:
-    """Forward and backward of one micro-batch (one row on a CPU) in the run's precision; no optimizer, no data."""
+def measure_tokens_per_second(
+    run: RunConfig, resolved: Resolved, hardware: Hardware, budget: float = MEASURE_SECONDS
+) -> float:
+    """Forward and backward of one micro-batch (one row on a CPU) in the run's precision; no optimizer, no data.
+
+    ``budget``: no further repetition after so many seconds; there are two at least.
+    """
     import torch
 
     from minimind.model import Transformer
@@ -65,7 +70,7 @@ def measure_tokens_per_second(run: RunConfig, resolved: Resolved, hardware: Hard
     positions = torch.arange(run.max_seq_length, device=device).expand_as(ids)
     seconds: list[float] = []
     # The best of several: a busy machine can only make one slower. Small models give many in the same time.
-    while len(seconds) < 2 or (sum(seconds) < MEASURE_SECONDS and len(seconds) < MEASURE_ROUNDS):
+    while len(seconds) < 2 or (sum(seconds) < budget and len(seconds) < MEASURE_ROUNDS):
         start = time.perf_counter()
         loss: torch.Tensor = model(ids, ids, positions, torch.zeros_like(ids))
         loss.backward()

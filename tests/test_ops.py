@@ -49,8 +49,10 @@ def test_swiglu() -> None:
 def test_rotate() -> None:
     tables = ops.rope_tables(torch.arange(7)[None], 8, 1e6)
 
+    angles = torch.arange(7)[:, None] / 1e6 ** (torch.arange(0, 8, 2) / 8)  # [T, D / 2]
+    cos, sin = (torch.cat((t, t), -1)[:, None] for t in (angles.cos(), angles.sin()))
+
     def half_rotation(x: Tensor) -> Tensor:
-        cos, sin = (torch.cat((t, t), -1) for t in tables)
         turned = torch.cat((-x[..., 4:], x[..., :4]), -1)
         return x * cos + turned * sin
 

@@ -17,6 +17,7 @@ can exploit, but strictly the held-out distribution is the grammar's, given that
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator
@@ -105,10 +106,8 @@ def write_demo(
     num_sft_eval: int = 200,
 ) -> DemoFiles:
     """Write the corpus into ``directory`` (made if absent; existing files are replaced). Sizes are in documents."""
-    root = Path(directory)
-    root.mkdir(parents=True, exist_ok=True)
-    names = ("pretrain.jsonl", "eval.jsonl", "sft.jsonl", "sft_eval.jsonl", FLOOR_FILE)
-    files = DemoFiles(*(root / name for name in names))
+    files = _files(Path(directory))
+    Path(directory).mkdir(parents=True, exist_ok=True)
     _write_lines(files.pretrain, ({"text": text} for text, _ in islice(texts(seed, False), num_pretrain)))
     _write_lines(files.sft, ({"conversations": c} for c in islice(conversations(seed, False), num_sft)))
     _write_lines(
@@ -120,6 +119,24 @@ def write_demo(
     report = {"nats_per_byte": floor.nats_per_byte, **asdict(floor), "seed": seed}
     files.floor.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return files
+
+
+def kept_demo(directory: str | Path) -> DemoFiles:
+    """The corpus of ``write_demo(directory)``, written only where this version's is not there yet (two seconds)."""
+    files, stamp = _files(Path(directory)), Path(directory) / "made_by"
+    sources = sorted(Path(__file__).parent.glob("demo*.py"))
+    version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    kept = stamp.is_file() and stamp.read_text(encoding="utf-8") == version
+    if not kept or not all(file.is_file() for file in vars(files).values()):
+        stamp.unlink(missing_ok=True)
+        write_demo(directory)
+        stamp.write_text(version, encoding="utf-8")
+    return files
+
+
+def _files(root: Path) -> DemoFiles:
+    names = ("pretrain.jsonl", "eval.jsonl", "sft.jsonl", "sft_eval.jsonl", FLOOR_FILE)
+    return DemoFiles(*(root / name for name in names))
 
 
 def train_demo_tokenizer(files: DemoFiles, output: str | Path) -> Path:

@@ -10,15 +10,17 @@ Weakness: in a batch, rows that have ended are carried along until the last one 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minimind.errors import UserError
+from minimind.inference.decoding import decode_step
 from minimind.inference.loading import load_model
-from minimind.model import KVCache, Transformer
+from minimind.inference.prompts import read_prompts
+from minimind.model import Transformer
 
 __all__ = ["Sampler", "generate", "generate_batch", "load_model"]
 
@@ -132,14 +134,17 @@ def _stream(
 ) -> Iterator[int]:
     cache = model.new_cache(1, capacity)
     pending = torch.tensor([prompt], device=model.output_weight.device)
+    step: Callable[[Tensor], Tensor] | None = None  # made after the first token, which needs none
     for _ in range(count):
         # Not around the yield: inference mode must not leak into the caller's code between two tokens.
         with torch.inference_mode():
-            token = row.next(model.next_logits(pending, cache)[0])
+            logits = step(pending) if step else model.next_logits(pending, cache)
+            token = row.next(logits[0])
         if token in stop_ids:
             return
         yield token
-        pending = torch.tensor([[token]], device=pending.device)
+        step = step or decode_step(model, cache, count - 1)
+        pending = torch.tensor([token], device=pending.device)
 
 
 @torch.inference_mode()
@@ -162,12 +167,12 @@ def generate_batch(
     longest, count = _room(model, prompts, max_new_tokens)
     device, vocab = model.output_weight.device, model.output_size
     rows = [_Row(sampler, prompt, vocab, device, seed + i) for i, prompt in enumerate(prompts)]
-    pending, cache = _left_padded(model, prompts, longest, longest + count)
+    logits, cache = read_prompts(model, prompts, longest + count)  # [B, V]
     greedy = sampler.temperature == 0 and sampler.repetition_penalty == 1.0
     answers: list[list[int]] = [[] for _ in prompts]
     running = set(range(len(prompts)))
-    for _ in range(count):
-        logits = model.next_logits(pending, cache)  # [B, V]
+    step = decode_step(model, cache, count - 1)
+    while True:
         # One call for all rows where the choice needs no state: the usual case when answers are scored.
         tokens = logits.float().argmax(-1).tolist() if greedy else [
             rows[i].next(logits[i]) if i in running else 0 for i in range(len(rows))
@@ -175,20 +180,7 @@ def generate_batch(
         running -= {i for i in running if tokens[i] in stops}
         for i in running:
             answers[i].append(tokens[i])
-        if not running:
-            break
-        pending = torch.tensor(tokens, device=device)[:, None]
-    return answers
-
-
-def _left_padded(
-    model: Transformer, prompts: Sequence[Sequence[int]], longest: int, capacity: int
-) -> tuple[Tensor, KVCache]:
-    """Prompts aligned at their ends (all rows go on in the same column), and a cache that knows their starts."""
-    device = model.output_weight.device
-    starts = [longest - len(prompt) for prompt in prompts]
-    ids = torch.tensor(
-        [[0] * start + list(prompt) for start, prompt in zip(starts, prompts, strict=True)], device=device
-    )
-    padded = torch.tensor(starts, device=device) if any(starts) else None
-    return ids, model.new_cache(len(prompts), capacity, padded)
+        count -= 1
+        if not running or not count:
+            return answers
+        logits = step(torch.tensor(tokens, device=device))

@@ -19,6 +19,7 @@ What is corrected, each with a test in tests/training/test_engine.py:
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -37,7 +38,7 @@ if not torch.cuda.is_available():
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime import bf16_optimizer, compiler
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import nn
 
@@ -62,13 +63,14 @@ CONTROL_TIMEOUT = timedelta(hours=24)  # ranks wait this long for rank 0 to toke
 class Update:
     """What one optimizer step did.
 
-    ``grad_norm``: L2 norm of the true gradient, unscaled and before clipping; non-finite on a skipped step.
+    ``grad_norm``: L2 norm of the true gradient, unscaled and before clipping; non-finite on a skipped step. On a GPU a
+    0-d tensor, not yet read.
     ``lr``: the rate this step used (or would have used). ``loss_scale``: the scale its gradients carried; None
     without fp16. ``exhausted``: an overflow at the smallest allowed scale, which can't be healed by skipping.
     """
 
     applied: bool
-    grad_norm: float
+    grad_norm: float | torch.Tensor
     lr: float
     loss_scale: float | None
     exhausted: bool = False
@@ -77,6 +79,7 @@ class Update:
 def start_processes(emulate_fp16: bool = False) -> None:
     """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine."""
     _quiet_deepspeed()
+    _import_muon_uncompiled()
     if "RANK" not in os.environ:  # `python launch/pretrain.py`, without a launcher
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
         os.environ["MASTER_PORT"] = str(free_port())
@@ -101,6 +104,16 @@ def _quiet_deepspeed() -> None:
 def _control_group(purpose: str) -> Any:
     """One a purpose for the whole process: each keeps threads and sockets, and a sweep has many engines."""
     return dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+
+
+def _import_muon_uncompiled() -> None:
+    """DeepSpeed imports its Muon at every start (zero/utils.py ``is_zero_supported_optimizer``), used or not, and its
+    torch.compile decorators load Inductor: a second and a half. Ours is another (muon.py)."""
+    original, compiler.compile = compiler.compile, lambda *_, **__: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = original
 
 
 class Control:
@@ -221,7 +234,7 @@ class Engine:
         exhausted, applied = self._apply_scale_update(), self.ds.was_step_applied()
         if not applied and self.resolved.offload:
             self._forget_gradients()
-        return Update(applied, _number(self.ds.get_global_grad_norm()), lr, scale, exhausted)
+        return Update(applied, _unread(self.ds.get_global_grad_norm()), lr, scale, exhausted)
 
     def _forget_gradients(self) -> None:
         """Drop the skipped step's gradients; with offload DeepSpeed adds the next ones to them, and skips for ever."""
@@ -431,3 +444,12 @@ def _at_floor(scaler: DynamicLossScaler) -> bool:
 
 def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
+
+
+def _unread(value: Any) -> float | torch.Tensor:
+    """A number, or on a device the tensor that holds it: reading it here would wait for the whole update.
+
+    DeepSpeed itself waits once a step, before the update: to know whether the gradients are finite.
+    """
+    on_device = isinstance(value, torch.Tensor) and value.device.type != "cpu"
+    return value.detach() if on_device else _number(value)

@@ -21,7 +21,7 @@ from minimind.training.culprits import find_culprits, shorten
 from minimind.training.engine import Engine
 from minimind.training.evaluation import evaluate
 from minimind.training.health import Health
-from minimind.training.host import anonymous_memory, timed
+from minimind.training.host import anonymous_memory, settled_garbage, timed
 from minimind.training.metrics import Metrics, StepMetrics
 from minimind.training.recorder import Progress, Recorder
 from minimind.training.recovery import Rollback, data_step
@@ -74,6 +74,7 @@ class Run:
         return 0 if self.overfit_one_batch else data_step(step, self.rollbacks)
 
 
+@settled_garbage()
 def train(run: Run) -> str:
     """Train from ``run.progress`` on; why it ended: finished, stopped, early-stop or trouble (``run.trouble``)."""
     progress, plan, engine = run.progress, run.plan, run.engine
@@ -251,7 +252,7 @@ def post_mortem(run: Run, samples: list[str]) -> dict[str, Any]:
         "step": run.progress.step,
         "trouble": run.trouble and asdict(run.trouble),
         "rollbacks": [asdict(rollback) for rollback in run.rollbacks],
-        "history": list(run.progress.history),
+        "history": run.progress.state()["history"],
         "samples": samples,
         "remedies": [
             "look at the samples above for text unlike the rest",

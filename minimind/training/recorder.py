@@ -1,8 +1,9 @@
 """From step results to metrics, reading the device only at the log cadence.
 
-Losses stay on the device until ``flush``, which brings a whole interval to the host in one transfer and sums it over
-the ranks in one message; so every step has its line in metrics.jsonl and no step waits for the log. The loss of each
-weighted source is the mean over its trainable tokens of the whole interval, on all ranks, reported with its last step.
+Losses and gradient norms stay on the device until ``flush``, which brings an interval's losses to the host in one
+transfer and sums them over the ranks in one message; so every step has its line in metrics.jsonl and no step waits for
+the log. The loss of each weighted source is the mean over its trainable tokens of the whole interval, on all ranks,
+reported with its last step.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ class Progress:
         return self.step - self.skipped
 
     def state(self) -> dict[str, Any]:
-        """A picklable copy for the checkpoint."""
+        """A picklable copy for the checkpoint; reads from the device the norms that are still there."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**values, "history": list(self.history)}
+        history = [{**entry, "grad_norm": float(entry["grad_norm"])} for entry in self.history]
+        return {**values, "history": history}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
@@ -146,12 +148,12 @@ class Recorder:
     def _metrics(
         self, loss: float, result: StepResult, progress: Progress, speed: float | None, seconds: float
     ) -> StepMetrics:
-        update = result.update
+        update, norm = result.update, float(result.update.grad_norm)
         return StepMetrics(
             step=progress.step,
             tokens=progress.tokens,
             loss=loss,
-            grad_norm=None if math.isnan(update.grad_norm) and update.applied else update.grad_norm,
+            grad_norm=None if math.isnan(norm) and update.applied else norm,
             lr=update.lr,
             loss_scale=update.loss_scale,
             skipped=progress.skipped,

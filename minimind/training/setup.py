@@ -131,10 +131,10 @@ def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -
 
 def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path], Path]:
     """The built-in corpus and, unless one is given, a tokenizer trained on it."""
-    from minimind.data.demo import train_demo_tokenizer, write_demo
+    from minimind.data.demo import kept_demo, train_demo_tokenizer
 
     directory = default_cache() / "demo"
-    corpus = write_demo(directory)
+    corpus = kept_demo(directory)
     if tokenizer is None:
         tokenizer = directory / "tokenizer"
         if not (tokenizer / "tokenizer.model").exists():
@@ -179,15 +179,18 @@ def make_batches(data: Data, config: RunConfig, resolved: Resolved) -> Batches:
 
 def new_model(config: RunConfig) -> Transformer:
     """A transformer initialised from the seed."""
-    model = Transformer(config.model)
-    model.init_weights(config.seed)
-    return model
+    return Transformer(config.model, seed=config.seed)
 
 
 def build_engine(
     model: Transformer, resolved: Resolved, factor: Callable[[int], float], config: RunConfig
 ) -> Engine:
-    """The DeepSpeed engine, compiled where that pays. ``factor``: share of the peak rate by applied step."""
+    """The DeepSpeed engine, compiled where that pays. ``factor``: share of the peak rate by applied step.
+
+    ``compile: auto`` is yes on a GPU and no on a CPU: Inductor's static shapes need the dense mask there, whose
+    attention costs more than all that fusing saves (attention.py has the times). It looks at the device alone, so a
+    resumed run takes the same form, to the bit.
+    """
     model.gradient_checkpointing = config.gradient_checkpointing
     engine = Engine(model, resolved, factor)
     on_gpu = engine.device.type == "cuda"

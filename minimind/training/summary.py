@@ -16,6 +16,8 @@ from minimind.training.metrics import RunSummary
 from minimind.training.recorder import Progress
 from minimind.training.setup import Data, Plan
 
+START_UP_SECONDS = 0.3  # the header's estimate may cost this; the console's own comes with the first steps
+
 
 def summarize(
     kind: Kind,
@@ -74,7 +76,7 @@ def _expected_seconds(
     if resolved.world_size > 1:
         return None
     positions = (plan.total_steps - progress.step) * batches.rows_per_step * config.max_seq_length
-    return positions / measure_tokens_per_second(config, resolved, hardware)
+    return positions / measure_tokens_per_second(config, resolved, hardware, budget=START_UP_SECONDS)
 
 
 def _schedule_line(plan: Plan, resolved: Resolved) -> str:

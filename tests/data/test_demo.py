@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from minimind.data import demo
 from minimind.data.demo import (
     VOCABULARY,
     conversations,
     floor_of,
+    kept_demo,
     read_floor,
     texts,
     train_demo_tokenizer,
@@ -134,6 +136,25 @@ def test_every_kind_of_text_appears_at_its_rate() -> None:
         expected, deviation = 2000 * share, math.sqrt(2000 * share)
         assert abs(sum(text.startswith(opening) for text in drawn) - expected) < 5 * deviation
     assert {kind for kind, _ in OPENINGS} == set(KINDS)
+
+
+def test_a_kept_corpus_is_written_again_only_if_it_is_not_this_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+
+    def small(directory: Path) -> None:
+        written.append(directory)
+        write_demo(directory, num_pretrain=3, num_sft=3, num_eval=3, num_sft_eval=3)
+
+    monkeypatch.setattr(demo, "write_demo", small)
+    files = kept_demo(tmp_path)
+    assert kept_demo(tmp_path) == files and len(written) == 1
+    files.sft.unlink()
+    assert kept_demo(tmp_path).sft.is_file() and len(written) == 2
+    (tmp_path / "made_by").write_text("another version")
+    kept_demo(tmp_path)
+    assert len(written) == 3
 
 
 def test_same_seed_same_bytes_and_a_small_corpus_begins_a_large_one(tmp_path: Path) -> None:

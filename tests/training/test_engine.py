@@ -7,6 +7,8 @@ The optimizer is replaced by SGD at rate 1, so that a step's change of the weigh
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -495,3 +497,23 @@ def test_losses_by_source_are_sums_over_ranks() -> None:
 def true_source_losses_alone(name: str) -> dict[str, tuple[float, int]]:
     truth: dict[str, tuple[float, int]] = run_ranks(1, true_source_losses, name)[0]
     return truth
+
+
+def test_a_norm_on_a_device_is_not_read_at_once() -> None:
+    """Reading would stall the host; "meta" stands for a device, whose values cannot be read at all."""
+    norm = torch.ones((), device="meta")
+    assert engine_module._unread(norm) is not None and isinstance(engine_module._unread(norm), torch.Tensor)
+    assert engine_module._unread(torch.tensor(2.0)) == 2.0
+    assert engine_module._unread(3.0) == 3.0
+    assert engine_module._unread(None) != engine_module._unread(None)  # NaN: DeepSpeed has none
+
+
+def test_deepspeeds_muon_is_imported_without_inductor() -> None:
+    """In a fresh process: the import that DeepSpeed does at every start loads no compiler."""
+    code = (
+        "import sys; from minimind.training.engine import _import_muon_uncompiled as go; go();"
+        "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam;"
+        "print('torch._inductor.compile_fx' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"

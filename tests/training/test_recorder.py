@@ -10,7 +10,9 @@ from minimind.training.recorder import Progress, Recorder
 from minimind.training.step import RowLosses, StepResult
 
 
-def result(loss_sum: float, tokens: int, applied: bool = True, norm: float = 1.0) -> StepResult:
+def result(
+    loss_sum: float, tokens: int, applied: bool = True, norm: float | torch.Tensor = 1.0
+) -> StepResult:
     return StepResult(torch.tensor(loss_sum), tokens, Update(applied, norm, 0.1, 1024.0), stop=False)
 
 
@@ -92,3 +94,15 @@ def test_losses_by_source_are_means_over_the_interval_and_the_ranks() -> None:
     assert reported[0].sources == ()
     found = [(part.source, part.loss, part.tokens) for part in reported[1].sources]
     assert found == [("a", 1.0, 8), ("b", 1.5, 16)]  # nothing of c was trained; padding belongs to nobody
+
+
+def test_a_norm_that_stayed_on_the_device_is_reported_and_saved_as_a_number() -> None:
+    reported: list[StepMetrics] = []
+    progress, recorder = Progress(), Recorder(reported.append, list, steps_per_epoch=4)
+    outcome = result(10.0, 10, norm=torch.tensor(2.5))
+    progress.advance(outcome)
+    recorder.add(outcome, progress)
+    recorder.flush()
+    assert reported[0].grad_norm == 2.5
+    saved = progress.state()["history"]
+    assert type(saved[0]["grad_norm"]) is float and saved[0]["grad_norm"] == 2.5
