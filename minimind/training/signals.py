@@ -101,6 +101,15 @@ def take_over(handler: Callable[[int, FrameType | None], None]) -> None:
             signal.signal(number, handler)
 
 
+def ignore() -> None:
+    """The process is ending: a late signal (a rank told it, too; launch.py does) may not change its exit code.
+
+    Python puts the default action, which is death, back in its last moments, but leaves an ignored signal ignored.
+    """
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def tell(processes: list[int]) -> None:
     """Ask these processes to stop, too."""
     for pid in processes:

@@ -11,7 +11,7 @@ import sys
 from typing import NoReturn
 
 from minimind.training.parents import end_with_launcher
-from minimind.training.signals import StoppedEarly, StopRequest, say_stopped
+from minimind.training.signals import StoppedEarly, StopRequest, ignore, say_stopped
 
 
 def start(module: str, *arguments: str) -> NoReturn:
@@ -23,4 +23,6 @@ def start(module: str, *arguments: str) -> NoReturn:
         importlib.import_module(module).main(*arguments, stop=stop)
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
+    finally:
+        ignore()
     sys.exit(0)
