@@ -40,7 +40,9 @@ def make_corpus(data: Path, vocab_size: int, row_length: int = 512, held_out_kil
     """Split, train a tokenizer on the training part, tokenise both. Raises UserError if there is no text."""
     files = sorted(data.glob("*.jsonl")) if data.is_dir() else [data]
     if not files or not all(file.is_file() for file in files):
-        raise UserError(f"--data {data}: no .jsonl file there; name a JSON Lines file with a text field, or a folder")
+        raise UserError(
+            f"--data {data}: no .jsonl file there; name a JSON Lines file with a text field, or a folder"
+        )
     directory = default_cache() / "benchmarks" / _key(files, vocab_size, row_length, held_out_kilobytes)
     directory.mkdir(parents=True, exist_ok=True)
     parts = [directory / "train.jsonl", directory / "held.jsonl"]

@@ -15,7 +15,9 @@ from minimind.hardware import detect
 
 def ratios(ours: Sequence[Round], theirs: Sequence[Round], cpu: bool = False) -> list[float]:
     """Our trained tokens a second over theirs, round by round (``cpu``: a second of CPU)."""
-    speeds = ((a.cpu_speed, b.cpu_speed) if cpu else (a.speed, b.speed) for a, b in zip(ours, theirs, strict=True))
+    speeds = (
+        (a.cpu_speed, b.cpu_speed) if cpu else (a.speed, b.speed) for a, b in zip(ours, theirs, strict=True)
+    )
     return [a / b for a, b in speeds]
 
 
@@ -35,7 +37,12 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine(threads: int) -> dict[str, Any]:
     """What the figures were measured on."""
-    return {"machine": detect().describe(), "threads": threads, "load": os.getloadavg()[0], "cores": os.cpu_count()}
+    return {
+        "machine": detect().describe(),
+        "threads": threads,
+        "load": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+    }
 
 
 def write_json(path: Path | None, results: Mapping[str, Any]) -> None:

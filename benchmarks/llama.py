@@ -39,8 +39,15 @@ def held_out(llama: Any, job: Job) -> dict[str, Any]:
     model = Transformer(model_config(job), seed=None).to(device)
     state = {name: value for name, value in llama.state_dict().items() if name in model.state_dict()}
     model.load_state_dict(state)
-    store = TokenStore.open(job.held_out)
-    result = evaluate(model, sequential_batches(store, job.row_length, job.micro_batch), device, 0, store.num_bytes)
+    return held_out_of(model, job)
+
+
+def held_out_of(model: Transformer, job: Job) -> dict[str, Any]:
+    """Loss and bits per byte of one of our models, in its own precision."""
+    store, device = TokenStore.open(job.held_out), model.output_weight.device
+    result = evaluate(
+        model, sequential_batches(store, job.row_length, job.micro_batch), device, 0, store.num_bytes
+    )
     return {"loss": result.loss, "bits_per_byte": result.bits_per_byte}
 
 
@@ -49,7 +56,11 @@ def documents(job: Job, longest: int) -> list[list[int]]:
     store = TokenStore.open(job.train)
     if job.documents == "rows":
         batches = Batches(store, job.row_length, job.micro_batch, accumulation=1, world_size=1, seed=42)
-        return [row for step in range(job.total_steps) for row in batches.micro_batches(step, 0)[0].input_ids.tolist()]
+        return [
+            row
+            for step in range(job.total_steps)
+            for row in batches.micro_batches(step, 0)[0].input_ids.tolist()
+        ]
     order = np.random.default_rng(42).permutation(len(store))
     return [cut(store.document(int(index)).tolist(), longest) for index in order]
 

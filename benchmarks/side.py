@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -11,6 +12,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.workers import Commands, Job
 
+MODULES = {
+    "ours": "side_ours",
+    "bare": "side_bare",
+    "hf": "side_huggingface",
+    "hf_deepspeed": "side_huggingface",
+    "minimind": "side_minimind",
+}
+
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
@@ -18,19 +27,13 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(job.threads)
-    _sides()[job.side](job, commands)
+    _serve(job.side)(job, commands)
 
 
-def _sides() -> dict[str, Callable[[Job, Commands], None]]:
-    from benchmarks import side_bare, side_huggingface, side_minimind, side_ours
-
-    return {
-        "ours": side_ours.serve,
-        "bare": side_bare.serve,
-        "hf": side_huggingface.serve,
-        "hf_deepspeed": side_huggingface.serve,
-        "minimind": side_minimind.serve,
-    }
+def _serve(side: str) -> Callable[[Job, Commands], None]:
+    """The side's own module only: the bare loop's process should not even hold DeepSpeed."""
+    serve: Callable[[Job, Commands], None] = importlib.import_module(f"benchmarks.{MODULES[side]}").serve
+    return serve
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from benchmarks.llama import held_out_of
 from benchmarks.memory_use import Peak
 from benchmarks.workers import Commands, Job
 from minimind.data.batches import Batch, Batches
@@ -26,6 +27,7 @@ def serve(job: Job, commands: Commands) -> None:
     """Answer the parent until it says quit."""
     loop = BareLoop(job)
     commands.extra = lambda: {"peak": loop.peak.bytes()}
+    commands.evaluate = lambda: held_out_of(loop.model, job)
     while (steps := commands.next()) is not None:
         commands.done(sum(loop.step() for _ in range(steps)))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory_use import Peak
+from benchmarks.traffic import counting
 from benchmarks.workers import Commands, Job
 from minimind.config import load_run_config
 from minimind.data.batches import sequential_batches
@@ -30,16 +31,17 @@ from minimind.training.signals import StopRequest
 
 def serve(job: Job, commands: Commands) -> None:
     """Answer the parent until it says quit."""
-    start_processes()
+    start_processes(emulate_fp16=bool(job.settings.get("emulate_fp16")))
     peak = Peak()
     with tempfile.TemporaryDirectory() as directory:
         run = make_run(job, Path(directory))
         commands.evaluate = lambda: held_out(run)
-        commands.extra = lambda: {"peak": peak.bytes(), **_loss(run)}
         while (steps := commands.next()) is not None:
             before = run.progress.tokens
             run.plan = replace(run.plan, total_steps=run.progress.step + steps)
-            loop.train(run)
+            with counting() as traffic:
+                loop.train(run)
+            commands.extra = lambda: {"peak": peak.bytes(), "traffic": traffic.by_name()}
             commands.done(run.progress.tokens - before)
 
 
@@ -52,7 +54,9 @@ def make_run(job: Job, directory: Path) -> loop.Run:
     config = load_run_config(None, [], values)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     resolved = resolve(Path(job.deepspeed_config), config, world, detect(), config.emulate_fp16)
-    data = setup.Data(Tokenizer.load(job.tokenizer), TokenStore.open(job.train), TokenStore.open(job.held_out))
+    data = setup.Data(
+        Tokenizer.load(job.tokenizer), TokenStore.open(job.train), TokenStore.open(job.held_out)
+    )
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches.steps_per_epoch, has_held_out=False)
     resolved = resolved.with_total_steps(plan.total_steps, config)
@@ -60,7 +64,9 @@ def make_run(job: Job, directory: Path) -> loop.Run:
     metrics = Metrics(directory, engine.rank, config, plan.total_steps)
     loop.save = lambda run, best=False: None  # type: ignore[assignment]
     plan = replace(plan, save_steps=2**62)
-    return loop.Run(config, data, batches, plan, engine, metrics, Progress(), StopRequest(), directory, {}, set())
+    return loop.Run(
+        config, data, batches, plan, engine, metrics, Progress(), StopRequest(), directory, {}, set()
+    )
 
 
 def held_out(run: loop.Run) -> dict[str, Any]:
@@ -70,8 +76,3 @@ def held_out(run: loop.Run) -> dict[str, Any]:
     batches = sequential_batches(store, run.config.max_seq_length, run.batches.micro_batch_size)
     result = evaluate(engine.module, batches, engine.device, run.progress.step, store.num_bytes)
     return {"loss": result.loss, "bits_per_byte": result.bits_per_byte}
-
-
-def _loss(run: loop.Run) -> dict[str, Any]:
-    state = run.progress.history[-1]
-    return {"step": run.progress.step, "lr": state["lr"], "skipped": run.progress.skipped}

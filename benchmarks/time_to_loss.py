@@ -104,7 +104,15 @@ def table(courses: Mapping[str, Course], target: float) -> str:
     """One line a recipe: where it crossed, and that as a share of MiniMind's tokens and seconds."""
     reference = courses["minimind"].crossing(target) if "minimind" in courses else None
     lines = [_line(name, course, target, reference) for name, course in courses.items()]
-    header = ["recipe", "steps", "best bits/byte", "tokens to target", "seconds", "of MiniMind's tokens", "of its time"]
+    header = [
+        "recipe",
+        "steps",
+        "best bits/byte",
+        "tokens to target",
+        "seconds",
+        "of MiniMind's tokens",
+        "of its time",
+    ]
     return markdown(header, lines)
 
 

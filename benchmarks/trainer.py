@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for worker in workers.values():
             worker.close()
     about = machine(options.threads)
-    print(f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, {options.rounds} rounds")
+    print(
+        f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, {options.rounds} rounds"
+    )
     print(table(rounds))
     write_json(options.json, about | {"preset": options.preset, "results": results(rounds)})
 
@@ -60,7 +62,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=shared.positive, default=2)
     parser.add_argument("--micro-batch", type=shared.positive, default=8, help="packed rows a step")
     parser.add_argument("--deepspeed_config", default="ds_configs/bf16.json", help="ours and hf_deepspeed")
-    parser.add_argument("--sides", type=_sides, default=list(SIDES), help="comma-separated; ours is always one")
+    parser.add_argument(
+        "--sides", type=_sides, default=list(SIDES), help="comma-separated; ours is always one"
+    )
     return parser.parse_args(arguments)
 
 

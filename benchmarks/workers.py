@@ -113,8 +113,9 @@ class Worker:
         return Round(answer["tokens"], answer["seconds"], answer["cpu_seconds"])
 
     def close(self) -> None:
-        """End the processes."""
-        for process in self._ranks:
+        """End the processes; a second call does nothing."""
+        while self._ranks:
+            process = self._ranks.pop()
             process.kill()
             process.communicate()
         self._log.close()
@@ -148,7 +149,7 @@ class Commands:
         for line in sys.stdin:
             word, _, number = line.strip().partition(" ")
             if word == "steps":
-                _wait_for_device()
+                wait_for_device()
                 self._started = (time.perf_counter(), _cpu_seconds())
                 return int(number)
             if word == "quit":
@@ -159,7 +160,7 @@ class Commands:
 
     def done(self, tokens: int) -> None:
         """The steps are over; the clock stops."""
-        _wait_for_device()
+        wait_for_device()
         seconds = time.perf_counter() - self._started[0]
         cpu = _cpu_seconds() - self._started[1]
         self._say({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu, **self.extra()})
@@ -169,7 +170,7 @@ class Commands:
         self._out.flush()
 
 
-def _wait_for_device() -> None:
+def wait_for_device() -> None:
     import torch
 
     if torch.cuda.is_available():
