@@ -41,15 +41,17 @@ class Padder:
 
 def serve(job: Job, commands: Commands) -> None:
     """Answer the parent until it says quit."""
-    from minimind.training.engine import start_processes
+    if job.side == "hf_deepspeed":
+        from minimind.training.engine import start_processes
 
-    start_processes()  # for DeepSpeed on a CPU: no kernel is compiled at start; for both: one process group
+        start_processes()  # on a CPU: no kernel is compiled at start
     with tempfile.TemporaryDirectory() as directory:
         texts = documents(job, job.row_length)
         padder, peak = Padder(), Peak()
         trainer = _trainer(job, directory, texts, padder, commands)
-        commands.evaluate = lambda: held_out(trainer.accelerator.unwrap_model(trainer.model), job)
+        commands.evaluate = lambda: held_out(trainer.model, job)  # never the compiled or wrapped one
         commands.extra = lambda: {"peak": peak.bytes()}
+        assert trainer.is_deepspeed_enabled == (job.side == "hf_deepspeed")
         trainer.train()
 
 

@@ -187,7 +187,8 @@ def alternate(workers: Mapping[str, Worker], rounds: int, steps: int, warmup: in
     for worker in workers.values():
         worker.train(warmup)
     measured: dict[str, list[Round]] = {name: [] for name in workers}
-    for _ in range(rounds):
+    for number in range(rounds):
         for name, worker in workers.items():
             measured[name].append(worker.train(steps))
+            print(f"round {number + 1}: {name} {measured[name][-1].speed:,.0f} tokens/s", file=sys.stderr)
     return measured

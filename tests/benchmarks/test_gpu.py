@@ -94,11 +94,16 @@ def line(speed: float | None, memory: int) -> dict[str, Any]:
 
 
 def test_the_promise_is_checked_not_assumed() -> None:
-    [held] = gpu.promises({"fp16": line(200.0, 4), "fp32": line(100.0, 10)})
+    [held] = gpu.promises({"fp16": line(200.0, 4), "fp32": line(100.0, 10)}, "RTX 3090")
     assert held == "fp16 against fp32: 2.00 times the speed (holds: 1.8), 0.40 of the memory (holds: 0.5)"
-    [missed] = gpu.promises({"fp16": line(150.0, 6), "fp32": line(100.0, 10)})
+    [missed] = gpu.promises({"fp16": line(150.0, 6), "fp32": line(100.0, 10)}, "RTX 3090")
     assert missed.count("MISSED") == 2
-    assert "n/a" in gpu.promises({"fp16": line(None, 6), "fp32": line(100.0, 10)})[0]
+    assert "n/a" in gpu.promises({"fp16": line(None, 6), "fp32": line(100.0, 10)}, "RTX 3090")[0]
+
+
+def test_an_h200_has_targets_of_its_own() -> None:
+    _, said = gpu.promises({"bf16": line(1.6e6, 1) | {"mfu": 0.24}}, "NVIDIA H200")
+    assert said == "H200, bf16: 1,600,000 tokens/s (holds: 1,500,000), MFU 24.0% (MISSED: 25%)"
 
 
 def test_the_table_compares_with_the_bare_loop_of_the_same_kind() -> None:
