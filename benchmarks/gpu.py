@@ -9,8 +9,8 @@ loss is evaluated off the clock, which gives the time and tokens to --target (st
 don't count). --budget seconds bound everything: rounds end when the next one would not fit, and a form that is not
 ready by half the budget or fails is named as such, with its error, never silently left out.
 
-MFU: benchmarks/peaks.py names convention and peaks. "of bare loop" is against the bare loop in the same precision and compile
-mode. The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, and on
+MFU: benchmarks/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile mode.
+The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, and on
 an H200 1.5 million tokens/s at 25% MFU. On a machine without a GPU it refuses, unless --cpu is given to try the script
 out: the figures then say nothing.
 """

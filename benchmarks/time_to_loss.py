@@ -1,18 +1,21 @@
 """Time and trained tokens to the same held-out bits a byte: MiniMind's recipe against our default recipes.
 
-    python benchmarks/time_to_loss.py [--data F] [--target 2.9] [--max-steps 150] [--every 5] [--threads 2] [--json OUT]
+    python benchmarks/time_to_loss.py [--data F] [--max-steps 60] [--every 5] [--threads 2] [--json OUT]
 
 One model shape, one text, one set of initial weights, as many trained tokens a step on every side. MiniMind's recipe:
 AdamW 5e-4 with betas 0.9/0.999, cosine from the first step, no warmup, fp32 on a CPU, documents padded to 340, the mean
 of each micro-batch. Ours: ds_configs/bf16.json and ds_configs/muon.json with the trainer's own defaults. All schedules
-span --max-steps. The sides take turns, --every steps each, then evaluate off the clock; a side stops when its held-out
-bits a byte are at the target or below, so figures are rounded up to --every steps. --target 0 never stops: the curves
-of whole runs.
+span --max-steps, so MiniMind's has come down to its end when it is measured and ours have not.
+
+The goal is the best that MiniMind's recipe reaches in --max-steps (or --target, to end sooner). Turns: MiniMind trains
+--every steps, then each of our recipes until it is no worse; held-out text is evaluated off the clock. Figures are
+rounded up to --every steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import options as shared
+from benchmarks.corpus import make_corpus
 from benchmarks.figures import machine, markdown, write_json
 from benchmarks.workers import Worker
 
@@ -30,6 +34,8 @@ RECIPES = {
     "adamw": ("ours", {"deepspeed_config": "ds_configs/bf16.json"}),
     "muon": ("ours", {"deepspeed_config": "ds_configs/muon.json"}),
 }
+HELD_OUT_KILOBYTES = 32  # it is evaluated dozens of times
+LEADER = "minimind"
 TARGETS = {"tokens": 0.35, "seconds": 0.15}  # of MiniMind's, with the muon recipe
 
 
@@ -46,6 +52,11 @@ class Course:
         self.points.append((before[0] + tokens, before[1] + seconds, bits))
         self.steps += steps
 
+    @property
+    def best(self) -> float:
+        """Lowest bits a byte so far; infinite before the first stretch."""
+        return min((point[2] for point in self.points), default=math.inf)
+
     def crossing(self, target: float) -> tuple[int, float, float] | None:
         """The first point at ``target`` or below; None if there is none."""
         return next((point for point in self.points if point[2] <= target), None)
@@ -53,7 +64,7 @@ class Course:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    text = shared.corpus(options)
+    text = make_corpus(options.data, options.vocab_size, options.row_length, HELD_OUT_KILOBYTES)
     workers = {}
     try:
         for name in options.recipes:
@@ -65,44 +76,61 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         for worker in workers.values():
             worker.close()
+    target = courses[LEADER].best if options.target is None else options.target
     about = machine(options.threads)
-    print(f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, held-out bits a byte")
-    print(table(courses, options.target))
+    print(
+        f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, to {target:.3f} held-out bits/byte"
+    )
+    print(table(courses, target))
     curves = {name: course.points for name, course in courses.items()}
-    write_json(options.json, about | {"target": options.target, "every": options.every, "courses": curves})
+    write_json(options.json, about | {"target": target, "every": options.every, "courses": curves})
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = shared.parser(__doc__)
-    parser.add_argument("--target", type=float, default=2.9, help="held-out bits a byte")
-    parser.add_argument("--max-steps", type=shared.positive, default=150)
+    parser.add_argument(
+        "--target", type=float, help="held-out bits a byte; default: what MiniMind's recipe reaches"
+    )
+    parser.add_argument("--max-steps", type=shared.positive, default=60)
     parser.add_argument("--every", type=shared.positive, default=5, help="steps between evaluations")
     parser.add_argument("--micro-batch", type=shared.positive, default=8, help="packed rows a step")
-    parser.add_argument("--recipes", type=lambda text: text.split(","), default=list(RECIPES))
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.recipes if name not in RECIPES]
+    parser.add_argument("--recipes", type=_recipes, default=list(RECIPES), help="minimind is always one")
+    return parser.parse_args(arguments)
+
+
+def _recipes(text: str) -> list[str]:
+    names = [LEADER, *(name for name in text.split(",") if name != LEADER)]
+    unknown = [name for name in names if name not in RECIPES]
     if unknown:
-        parser.error(f"--recipes: {unknown[0]!r} is none of {', '.join(RECIPES)}")
-    return options
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(RECIPES)}")
+    return names
 
 
-def race(workers: Mapping[str, Worker], max_steps: int, every: int, target: float) -> dict[str, Course]:
-    """Train in turns until each recipe is at the target or out of steps."""
+def race(
+    workers: Mapping[str, Worker], max_steps: int, every: int, target: float | None
+) -> dict[str, Course]:
+    """MiniMind to the target or the end of its steps, our recipes abreast of it in loss."""
     courses = {name: Course() for name in workers}
-    running = list(workers)
-    while running:
-        for name in list(running):
-            course, steps = courses[name], min(every, max_steps - courses[name].steps)
-            done = workers[name].train(steps)
-            course.add(steps, done.tokens, done.seconds, workers[name].ask("evaluate")["bits_per_byte"])
-            if course.crossing(target) or course.steps >= max_steps:
-                running.remove(name)
+    leader = courses[LEADER]
+    while leader.steps < max_steps and not (target is not None and leader.crossing(target)):
+        stretch(workers[LEADER], leader, min(every, max_steps - leader.steps))
+        for name, course in courses.items():
+            while course.best > leader.best and course.steps < max_steps:
+                stretch(workers[name], course, min(every, max_steps - course.steps))
     return courses
+
+
+def stretch(worker: Worker, course: Course, steps: int) -> None:
+    """Train on the clock, evaluate off it."""
+    done = worker.train(steps)
+    course.add(steps, done.tokens, done.seconds, worker.ask("evaluate")["bits_per_byte"])
+    line = f"{worker.name}: step {course.steps}, {course.points[-1][1]:.1f} s, {course.points[-1][2]:.3f} bits/byte"
+    print(line, file=sys.stderr, flush=True)
 
 
 def table(courses: Mapping[str, Course], target: float) -> str:
     """One line a recipe: where it crossed, and that as a share of MiniMind's tokens and seconds."""
-    reference = courses["minimind"].crossing(target) if "minimind" in courses else None
+    reference = courses[LEADER].crossing(target)
     lines = [_line(name, course, target, reference) for name, course in courses.items()]
     header = [
         "recipe",
@@ -117,7 +145,7 @@ def table(courses: Mapping[str, Course], target: float) -> str:
 
 
 def _line(name: str, course: Course, target: float, reference: tuple[int, float, float] | None) -> list[str]:
-    best, crossing = min(point[2] for point in course.points), course.crossing(target)
+    best, crossing = course.best, course.crossing(target)
     figures: list[Any] = ["not reached", "", "", ""]
     if crossing:
         shares = [f"{crossing[i] / reference[i]:.2f}" if reference else "n/a" for i in (0, 1)]

@@ -34,29 +34,37 @@ class FakeWorker:
         return {"bits_per_byte": self.bits}
 
 
-def test_a_race_takes_turns_and_ends_at_the_target() -> None:
+def test_our_recipes_keep_abreast_of_minimind() -> None:
     log: list[str] = []
-    workers: Any = {"minimind": FakeWorker(0.5, log, "m"), "muon": FakeWorker(2.0, log, "o")}
-    courses = race(workers, max_steps=100, every=5, target=4.0)
-    assert log == ["m", "o", "m"]  # muon is there after its first stretch
-    assert courses["minimind"].crossing(4.0) == (1000, 20.0, 4.0)
-    assert courses["muon"].crossing(4.0) == (500, 10.0, 3.0)
-    row = time_to_loss.table(courses, 4.0).splitlines()[-1]
-    assert row.count("0.50") == 2
+    workers: Any = {"minimind": FakeWorker(0.5, log, "m"), "muon": FakeWorker(1.0, log, "o")}
+    courses = race(workers, max_steps=20, every=5, target=None)
+    assert log == ["m", "o", "m", "m", "o", "m"]  # muon trains only when it is behind
+    target = courses["minimind"].best
+    assert courses["minimind"].crossing(target) == (2000, 40.0, 3.0)
+    assert courses["muon"].crossing(target) == (1000, 20.0, 3.0)
+    assert time_to_loss.table(courses, target).splitlines()[-1].count("0.50") == 2
 
 
-def test_a_race_ends_when_the_steps_are_used_up() -> None:
-    workers: Any = {"minimind": FakeWorker(0.1, [], "m")}
-    courses = race(workers, max_steps=12, every=5, target=1.0)
-    assert courses["minimind"].steps == 12
-    assert courses["minimind"].crossing(1.0) is None
-    assert "not reached" in time_to_loss.table(courses, 1.0)
+def test_a_target_ends_the_race_sooner() -> None:
+    workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "muon": FakeWorker(1.0, [], "o")}
+    courses = race(workers, max_steps=100, every=5, target=4.2)
+    assert courses["minimind"].steps == 10
+    assert courses["muon"].steps == 5
+
+
+def test_a_recipe_that_never_gets_there_is_said_so() -> None:
+    workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "adamw": FakeWorker(0.1, [], "a")}
+    courses = race(workers, max_steps=12, every=5, target=None)
+    assert [course.steps for course in courses.values()] == [12, 12]
+    assert "not reached" in time_to_loss.table(courses, courses["minimind"].best)
 
 
 def test_shares_need_minimind_at_the_target() -> None:
-    course = Course()
-    course.add(5, 100, 1.0, 2.0)
-    assert "n/a" in time_to_loss.table({"muon": course}, 3.0)
+    courses = {"minimind": Course(), "muon": Course()}
+    courses["minimind"].add(5, 100, 1.0, 4.0)
+    courses["muon"].add(5, 100, 1.0, 2.0)
+    assert "n/a" in time_to_loss.table(courses, 3.0)
+    assert time_to_loss.parse(["--recipes", "muon"]).recipes == ["minimind", "muon"]
 
 
 def test_rounds_alternate_after_a_warm_up() -> None:
