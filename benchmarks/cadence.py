@@ -11,6 +11,7 @@ text is --held-out-kilobytes of JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = make_corpus(options.data, options.vocab_size, options.row_length, options.held_out_kilobytes)
     job = shared.job(options, text, "ours", micro_batch=options.micro_batch, total_steps=options.steps,
                      deepspeed_config=options.deepspeed_config)  # fmt: skip
-    costs = measure(job, options.every)
+    with contextlib.redirect_stdout(sys.stderr):  # the trainer's own lines
+        costs = measure(job, options.every)
     about = machine(options.threads)
     print(f"{about['machine']}, {options.threads} thread(s), {options.preset}, {options.deepspeed_config}")
     print(f"medians: step {median(costs.steps):.3f} s, save {median(costs.saves):.3f} s, "
