@@ -1,0 +1,194 @@
+"""One process a side, alive for the whole benchmark, told by the parent when to train.
+
+The parent sends a line (``steps 4``, ``evaluate`` or ``quit``) and waits for a line of JSON, so exactly one side
+works at a time and no side's threads, caches or allocator meet another's. Rounds alternate: A B C A B C. What a side
+prints goes to a log file; if it dies, the end of that log is in the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one side does. ``settings``: RunConfig values for our trainer, as YAML text by name."""
+
+    side: str
+    preset: str
+    tokenizer: str
+    train: str
+    held_out: str
+    deepspeed_config: str = "ds_configs/bf16.json"
+    precision: str = "bf16"
+    micro_batch: int = 8  # packed rows; the others take documents of as many trained tokens
+    row_length: int = 512
+    total_steps: int = 1000
+    threads: int = 2
+    ranks: int = 1
+    vocab_size: int = 6400
+    learning_rate: float | None = None
+    documents: str = "documents"  # "rows": the others get full rows too, for memory at equal shapes
+    compile: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One timed stretch: trained tokens, seconds by the clock, seconds of CPU of the side's process, losses."""
+
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def cpu_speed(self) -> float:
+        return self.tokens / self.cpu_seconds
+
+
+class WorkerError(RuntimeError):
+    """A side's process ended before it answered."""
+
+
+class Worker:
+    """The parent's end of one side (all its ranks)."""
+
+    def __init__(self, name: str, job: Job) -> None:
+        self.name, self.job = name, job
+        self._log = tempfile.NamedTemporaryFile("w+", prefix="benchmark-", suffix=".log", delete=False)  # noqa: SIM115
+        self._ranks = [self._start(rank) for rank in range(job.ranks)]
+
+    def _start(self, rank: int) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(self.job.threads),
+                       "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
+                       "WANDB_MODE": "disabled"}  # fmt: skip
+        if self.job.ranks > 1:
+            environment |= _rank_environment(rank, self.job.ranks)
+        command = [sys.executable, str(ROOT / "benchmarks" / "side.py"), json.dumps(asdict(self.job))]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+                                text=True, cwd=ROOT, env=environment)  # fmt: skip
+
+    def ask(self, command: str) -> dict[str, Any]:
+        """Send a line to all ranks; rank 0's answer. Raises WorkerError with the end of the log."""
+        try:
+            for process in self._ranks:
+                assert process.stdin is not None
+                process.stdin.write(command + "\n")
+                process.stdin.flush()
+            answers = [self._answer(process) for process in self._ranks]
+        except BrokenPipeError:
+            raise self._error() from None
+        return answers[0]
+
+    def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise self._error()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _error(self) -> WorkerError:
+        return WorkerError(f"{self.name}: the process ended\n{Path(self._log.name).read_text()[-3000:]}")
+
+    def train(self, steps: int) -> Round:
+        """Train ``steps`` optimizer steps."""
+        answer = self.ask(f"steps {steps}")
+        return Round(answer["tokens"], answer["seconds"], answer["cpu_seconds"])
+
+    def close(self) -> None:
+        """End the processes; a second call does nothing."""
+        while self._ranks:
+            process = self._ranks.pop()
+            process.kill()
+            process.communicate()
+        self._log.close()
+        Path(self._log.name).unlink(missing_ok=True)
+
+
+_PORTS: dict[int, str] = {}
+
+
+def _rank_environment(rank: int, ranks: int) -> dict[str, str]:
+    from minimind.launching import free_port
+
+    if rank == 0:
+        _PORTS[0] = str(free_port())
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _PORTS[0]}  # fmt: skip
+
+
+class Commands:
+    """The child's end: stdin and what used to be stdout (prints of libraries go to the log)."""
+
+    def __init__(self, evaluate: Callable[[], dict[str, Any]] | None = None) -> None:
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self.extra: Callable[[], dict[str, Any]] = dict  # joined to each round's answer
+        self.evaluate = evaluate
+        self._started = (0.0, 0.0)
+
+    def next(self) -> int | None:
+        """The number of steps to train now (the clock starts), or None: end. Answers ``evaluate`` by itself."""
+        for line in sys.stdin:
+            word, _, number = line.strip().partition(" ")
+            if word == "steps":
+                wait_for_device()
+                self._started = (time.perf_counter(), _cpu_seconds())
+                return int(number)
+            if word == "quit":
+                return None
+            assert self.evaluate is not None and word == "evaluate"
+            self._say(self.evaluate())
+        return None
+
+    def done(self, tokens: int) -> None:
+        """The steps are over; the clock stops."""
+        wait_for_device()
+        seconds = time.perf_counter() - self._started[0]
+        cpu = _cpu_seconds() - self._started[1]
+        self._say({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu, **self.extra()})
+
+    def _say(self, answer: Mapping[str, Any]) -> None:
+        self._out.write(json.dumps(answer) + "\n")
+        self._out.flush()
+
+
+def wait_for_device() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def alternate(workers: Mapping[str, Worker], rounds: int, steps: int, warmup: int) -> dict[str, list[Round]]:
+    """``rounds`` rounds of ``steps`` steps by each worker in turn, after ``warmup`` steps that don't count."""
+    for worker in workers.values():
+        worker.train(warmup)
+    measured: dict[str, list[Round]] = {name: [] for name in workers}
+    for number in range(rounds):
+        for name, worker in workers.items():
+            measured[name].append(worker.train(steps))
+            print(f"round {number + 1}: {name} {measured[name][-1].speed:,.0f} tokens/s", file=sys.stderr)
+    return measured

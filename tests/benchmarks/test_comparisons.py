@@ -1,0 +1,176 @@
+"""The logic of the CPU benchmarks: crossings, memory lines, shares, what each side counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import cadence, memory, scaling, time_to_loss, trainer
+from benchmarks.cadence import Costs
+from benchmarks.llama import cut
+from benchmarks.side_huggingface import Padder
+from benchmarks.side_minimind import LENGTH, learning_rate, padded
+from benchmarks.time_to_loss import Course, race
+from benchmarks.workers import Job, Round, Worker, WorkerError, alternate
+from minimind.tokenizer import PAD_ID
+
+
+class FakeWorker:
+    """Loses ``gain`` bits a byte in each stretch."""
+
+    def __init__(self, gain: float, log: list[str], name: str) -> None:
+        self.gain, self.bits, self.log, self.name = gain, 5.0, log, name
+
+    def train(self, steps: int) -> Round:
+        self.bits -= self.gain
+        self.log.append(self.name)
+        return Round(100 * steps, 2.0 * steps, 1.0)
+
+    def ask(self, _: str) -> dict[str, Any]:
+        return {"bits_per_byte": self.bits}
+
+
+def test_our_recipes_keep_abreast_of_minimind() -> None:
+    log: list[str] = []
+    workers: Any = {"minimind": FakeWorker(0.5, log, "m"), "muon": FakeWorker(1.0, log, "o")}
+    courses = race(workers, max_steps=20, every=5, target=None)
+    assert log == ["m", "o", "m", "m", "o", "m"]  # muon trains only when it is behind
+    target = courses["minimind"].best
+    assert courses["minimind"].crossing(target) == (2000, 40.0, 3.0)
+    assert courses["muon"].crossing(target) == (1000, 20.0, 3.0)
+    assert time_to_loss.table(courses, target).splitlines()[-1].count("0.50") == 2
+
+
+def test_a_target_ends_the_race_sooner() -> None:
+    workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "muon": FakeWorker(1.0, [], "o")}
+    courses = race(workers, max_steps=100, every=5, target=4.2)
+    assert courses["minimind"].steps == 10
+    assert courses["muon"].steps == 5
+
+
+def test_a_recipe_that_never_gets_there_is_said_so() -> None:
+    workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "adamw": FakeWorker(0.1, [], "a")}
+    courses = race(workers, max_steps=12, every=5, target=None)
+    assert [course.steps for course in courses.values()] == [12, 12]
+    assert "not reached" in time_to_loss.table(courses, courses["minimind"].best)
+
+
+def test_shares_need_minimind_at_the_target() -> None:
+    courses = {"minimind": Course(), "muon": Course()}
+    courses["minimind"].add(5, 100, 1.0, 4.0)
+    courses["muon"].add(5, 100, 1.0, 2.0)
+    assert "n/a" in time_to_loss.table(courses, 3.0)
+    assert time_to_loss.parse(["--recipes", "muon"]).recipes == ["minimind", "muon"]
+
+
+def test_rounds_alternate_after_a_warm_up() -> None:
+    log: list[str] = []
+    workers: Any = {name: FakeWorker(0.0, log, name) for name in "ab"}
+    measured = alternate(workers, rounds=2, steps=3, warmup=1)
+    assert log == ["a", "b", "a", "b", "a", "b"]
+    assert [item.tokens for item in measured["a"]] == [300, 300]
+
+
+def test_speed_table_has_a_ratio_for_every_other_side() -> None:
+    rounds = {"ours": [Round(200, 1.0, 1.0)] * 5, "hf": [Round(100, 1.0, 1.0)] * 5}
+    found = trainer.results(rounds)
+    assert found["hf"]["ratios"] == [2.0] * 5
+    assert "ratios" not in found["ours"]
+    assert "2.00 (2.00..2.00)" in trainer.table(rounds)
+
+
+def test_ours_is_always_a_side(capsys: pytest.CaptureFixture[str]) -> None:
+    assert trainer.parse(["--sides", "hf,ours"]).sides == ["ours", "hf"]
+    with pytest.raises(SystemExit):
+        trainer.parse(["--sides", "lightning"])
+    assert "'lightning' is none of ours" in capsys.readouterr().err
+
+
+def test_the_largest_micro_batch_lies_on_the_measured_line() -> None:
+    peaks = {8: 2 * 2**30, 16: 3 * 2**30}  # 1 GiB by 8 rows
+    assert memory.largest(peaks, 10 * 2**30) == 8 + 7 * 8
+    assert memory.largest({8: 2**30}, 10 * 2**30) is None
+    assert memory.largest({8: 2**30, 16: 2**30}, 10 * 2**30) is None
+    table = memory.table({"ours": {8: 2**29}, "Hugging Face Trainer": {8: 2**30}}, 10 * 2**30)
+    assert "512 MiB (0.50)" in table
+
+
+def test_shares_of_a_run() -> None:
+    costs = Costs(steps=[1.0], saves=[2.0], evaluations=[1.0])
+    saving, evaluating = costs.shares(total=100, save_steps=10, eval_steps=20)
+    assert saving == pytest.approx(20 / 125)
+    assert evaluating == pytest.approx(5 / 125)
+
+
+def test_cadence_is_the_trainers_own() -> None:
+    costs = Costs(steps=[1.0], saves=[2.0], evaluations=[1.0])
+    rows = cadence.table(costs, [150, 80_000]).splitlines()[2:]
+    assert "| 15 " in rows[0] and "| 1,000 " in rows[1]
+    assert f"{20 / (150 + 30):.2%}" in rows[0]
+
+
+def test_efficiency_of_two_ranks() -> None:
+    assert scaling.efficiencies([Round(100, 1.0, 1.0)], [Round(180, 1.0, 1.0)]) == [0.9]
+    assert "1.00 MB" in scaling.table({"all_reduce": (2, 1_000_000)})
+
+
+def test_hugging_face_counts_labels_with_a_loss() -> None:
+    padder = Padder()
+    batch = padder([{"input_ids": [1, 7, 8, 2]}, {"input_ids": [1, 2]}])
+    assert padder.tokens == [3 + 1]
+    assert batch["input_ids"].tolist() == [[1, 7, 8, 2], [1, 2, PAD_ID, PAD_ID]]
+    assert batch["labels"].tolist() == [[1, 7, 8, 2], [1, 2, -100, -100]]
+    assert batch["attention_mask"].sum() == 6
+
+
+def test_minimind_pads_everything_to_340() -> None:
+    batches: Iterator[torch.Tensor] = padded([[1, 9, 2], [1, 2]], 3)
+    batch = next(batches)
+    assert batch.shape == (3, LENGTH)
+    assert batch[:, :3].tolist() == [[1, 9, 2], [1, 2, PAD_ID], [1, 9, 2]]
+    assert (batch[:, 3:] == PAD_ID).all()
+
+
+def test_minimind_rate_falls_from_the_first_step_to_a_tenth() -> None:
+    assert learning_rate(0, 100, 5e-4) == pytest.approx(5e-4)
+    assert learning_rate(100, 100, 5e-4) == pytest.approx(5e-5)
+    assert learning_rate(1, 100, 5e-4) < 5e-4
+
+
+def test_cutting_keeps_the_end_of_text() -> None:
+    assert cut([1, 5, 6, 7, 2], 4) == [1, 5, 6, 2]
+    assert cut([1, 2], 4) == [1, 2]
+
+
+def test_a_side_that_dies_shows_its_log(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    worker = Worker("bare", Job("bare", "tiny", missing, missing, missing, threads=1))
+    try:
+        with pytest.raises(WorkerError, match="none"):
+            worker.train(1)
+    finally:
+        worker.close()
+
+
+@pytest.mark.slow
+def test_two_sides_end_to_end(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real processes: our trainer through DeepSpeed and the bare loop train the same rows."""
+    out = tmp_path / "speed.json"
+    trainer.main(
+        ["--data", str(files["pretrain"]), "--vocab-size", "330", "--row-length", "32", "--preset", "tiny",
+         "--threads", "1", "--rounds", "2", "--steps", "2", "--warmup", "1", "--micro-batch", "2", "--sides", "bare",
+         "--json", str(out)]
+    )  # fmt: skip
+    import json
+
+    found = json.loads(out.read_text())["results"]
+    assert found["ours"]["trained_tokens"] == found["bare"]["trained_tokens"]
+    assert all(0 < tokens <= 2 * 2 * 32 for tokens in found["ours"]["trained_tokens"])
+    assert len(found["bare"]["ratios"]) == 2
+    assert "bare PyTorch loop" in capsys.readouterr().out
