@@ -94,6 +94,7 @@ def measure(job: Any, every: int) -> Costs:
         loop.train_step = timed(loop.train_step, costs.steps)
         run.plan = replace(run.plan, save_steps=every, eval_steps=every)
         loop.train(run)
+        run.saver.finish()  # the last checkpoint is still being written in the background
     del costs.steps[:2]  # warm-up
     return costs
 

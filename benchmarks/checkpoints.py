@@ -54,7 +54,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     settings = [f"model={arguments.preset}", f"tokenizer={tokenizer}", *arguments.set]
     config = load_run_config(None, settings).model_copy(update={"train_file": arguments.files})
     engine, step, save_steps = _engine(config, arguments.deepspeed_config)
-    saver = Saver(engine, Control(), scratch, keep=1, protected=set())
+    saver = Saver(engine, Control("saving"), scratch, keep=1, protected=set())
     step()
     save = _numbered(saver)
     _timed(lambda: (save(), saver.finish()))

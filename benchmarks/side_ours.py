@@ -22,10 +22,11 @@ from minimind.hardware import detect
 from minimind.tokenizer import Tokenizer
 from minimind.training import loop, setup
 from minimind.training.deepspeed_config import resolve
-from minimind.training.engine import start_processes
+from minimind.training.engine import Control, start_processes
 from minimind.training.evaluation import evaluate
 from minimind.training.metrics import Metrics
 from minimind.training.recorder import Progress
+from minimind.training.saver import Saver
 from minimind.training.signals import StopRequest
 
 
@@ -64,8 +65,9 @@ def make_run(job: Job, directory: Path) -> loop.Run:
     metrics = Metrics(directory, engine.rank, config, plan.total_steps)
     loop.save = lambda run, best=False: None  # type: ignore[assignment]
     plan = replace(plan, save_steps=2**62)
+    saver = Saver(engine, Control("saving"), directory, keep=1, protected=set())
     return loop.Run(
-        config, data, batches, plan, engine, metrics, Progress(), StopRequest(), directory, {}, set()
+        config, data, batches, plan, engine, metrics, Progress(), StopRequest(), directory, {}, saver
     )
 
 
