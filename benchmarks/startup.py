@@ -30,7 +30,7 @@ PARTS = {  # part -> (module, function) that it is the time of
     "data": [("setup", "prepare_data"), ("setup", "make_batches")],
     "model": [("setup", "new_model")],
     "engine": [("setup", "build_engine")],
-    "run files": [("main", "write_run_files"), ("main", "open_metrics")],
+    "run files": [("main", "open_directory"), ("main", "open_metrics")],
     "speed estimate": [("summary", "measure_tokens_per_second")],
     "first step": [("loop", "train_step")],
 }  # fmt: skip

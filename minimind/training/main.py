@@ -18,22 +18,19 @@ from minimind.data.conversations import Kind
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware, detect
-from minimind.memory import checkpoint_bytes
 from minimind.model import Transformer
-from minimind.training import setup, space
+from minimind.training import setup
 from minimind.training.arguments import config_options, parse
-from minimind.training.checkpoints import Checkpoint, restore_best
+from minimind.training.checkpoints import restore_best
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Control, Engine, start_processes
 from minimind.training.health import before_run
 from minimind.training.loop import Run, give_up, train
 from minimind.training.metrics import Metrics
 from minimind.training.recorder import Progress
-from minimind.training.recovery import FILE_NAME as RECOVERY
-from minimind.training.recovery import Rollback, write_rollbacks
-from minimind.training.rescue import Builder, live_with, rescue
-from minimind.training.resume import agree, describe, find_checkpoint
-from minimind.training.run_directory import set_aside, write_run_files
+from minimind.training.rescue import Builder, rescue
+from minimind.training.resume import Start, agree, describe, find_start
+from minimind.training.run_directory import open_directory
 from minimind.training.saver import Saver
 from minimind.training.signals import StoppedEarly, StopRequest, say_stopped
 from minimind.training.summary import schedule_lines, summarize
@@ -87,45 +84,36 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
     plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
 
-    # Rank 0 verifies for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
-    checkpoint, notes = control.first_does(lambda: find_checkpoint(arguments.resume, config.output_dir))
-    rollbacks = control.first_does(lambda: live_with(checkpoint))
+    # Rank 0 looks for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
+    start = control.first_does(lambda: find_start(arguments.resume, config.output_dir))
     builder = Builder(
         config, resolved, plan, new_model, lambda treated: describe(config, treated, data, plan)
     )
-    about = builder.describe(builder.treated(rollbacks))
-    notes += control.first_does(lambda: agree(checkpoint, about))
-    engine, progress = builder.build(checkpoint, rollbacks)
+    about = builder.describe(builder.treated(start.rollbacks))
+    notes = start.findings + control.first_does(lambda: agree(start.checkpoint, about))
+    engine, progress = builder.build(start.checkpoint, start.rollbacks)
     resolved = engine.resolved
 
     if not arguments.dry_run:
-        notes += control.first_does(lambda: open_directory(config.output_dir, checkpoint, rollbacks))
-        control.first_does(
-            lambda: write_run_files(config.output_dir, config, resolved.config, hardware, data.tokenizer)
-        )
-        num_bytes = checkpoint_bytes(config, resolved)
-        notes += control.first_does(lambda: space.before_run(config.output_dir / "checkpoints", num_bytes))
-        if checkpoint:
-            control.first_does(lambda: restore_best(config.output_dir, progress.best_step))
-    metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, checkpoint is not None)
+        notes += control.first_does(lambda: open_directory(config, resolved, hardware, data.tokenizer, start))
+    metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
     for finding in [*resolved.findings, *notes, *usual_rates(kind, config, resolved)]:
         metrics.finding(finding)
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)
 
-    for rollback in rollbacks:  # that the resumed run lives with
+    for rollback in start.rollbacks:  # a run that was killed right after one has no line of it
         metrics.rollback(rollback)
     stop.begin(engine.barrier)
-    protected = {checkpoint.path} if checkpoint else set()
+    protected = {start.checkpoint.path} if start.checkpoint else set()
     saver = Saver(engine, Control("saving"), config.output_dir, config.save_total_limit, protected)
     run = Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir,
-              about, saver, rollbacks, arguments.overfit_one_batch)  # fmt: skip
+              about, saver, start.rollbacks, arguments.overfit_one_batch)  # fmt: skip
     run, reason, saved = train_and_save(run, builder)
-    engine = run.engine
-    final = export(engine, config, data) if reason in ("finished", "early-stop") else None
+    final = export(run.engine, config, data) if reason in ("finished", "early-stop") else None
     metrics.close(final, reason=reason)
-    engine.close()
+    run.engine.close()
     return 1 if reason == "failed" or not saved else 0
 
 
@@ -141,19 +129,6 @@ def train_and_save(run: Run, builder: Builder) -> tuple[Run, str, bool]:
     for finding in run.saver.poll():
         run.metrics.finding(finding)
     return run, "failed" if reason == "stopped" and not saved else reason, saved
-
-
-def open_directory(run_dir: Path, checkpoint: Checkpoint | None, rollbacks: list[Rollback]) -> list[Finding]:
-    """Make room for a new run, or go on in the directory of a resumed one; findings about what was there."""
-    moved = set_aside(run_dir) if checkpoint is None else None
-    if rollbacks or (run_dir / RECOVERY).exists():
-        write_rollbacks(run_dir, rollbacks)
-    if moved is None:
-        return []
-    message = f"{run_dir} holds an earlier run: its checkpoints and model are now in {moved}"
-    return [
-        Finding("earlier-run", message, "delete them if they are not needed; --resume goes on with a run")
-    ]
 
 
 def train_with_recovery(run: Run, builder: Builder) -> tuple[Run, str]:
@@ -187,15 +162,17 @@ def open_metrics(
     rank: int,
     total_steps: int,
     progress: Progress,
-    resumed: bool,
+    start: Start,
 ) -> Metrics:
     """The run's metrics, cut back to the resumed step; an old run's are kept under another name."""
+    if start.checkpoint is not None and rank == 0 and not arguments.dry_run:
+        restore_best(config.output_dir, progress.best_step)
     return Metrics(
         config.output_dir,
         rank,
         config,
         total_steps,
-        resumed_step=progress.step if resumed else None,
+        resumed_step=progress.step if start.checkpoint else None,
         wandb_id=progress.wandb_id,
         dry_run=arguments.dry_run,
     )

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
-from minimind.errors import UserError
 from minimind.model import Transformer
 from minimind.training import setup
 from minimind.training.checkpoints import (
@@ -32,12 +31,10 @@ from minimind.training.engine import Engine
 from minimind.training.loop import Run
 from minimind.training.recorder import Progress
 from minimind.training.recovery import (
-    FILE_NAME,
     Rollback,
     make_rollback,
     next_rung,
     rate_factor,
-    read_rollbacks,
     write_rollbacks,
 )
 
@@ -135,20 +132,3 @@ def _point_back(pointer: Path, good: Checkpoint | None) -> None:
         pointer.unlink()
     else:
         point(pointer, good.path)
-
-
-def live_with(checkpoint: Checkpoint | None) -> list[Rollback]:
-    """The rollbacks of the run that ``checkpoint`` belongs to; a new run (None) has none.
-
-    Raises UserError when they can't be read: without them the data order would silently be another.
-    """
-    if checkpoint is None:
-        return []
-    run_dir = checkpoint.path.parents[1]
-    try:
-        return read_rollbacks(run_dir, checkpoint.step)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{run_dir / FILE_NAME}: can't be read ({error}), and with it which data this run has left out; "
-            "restore the file, or start a new run without --resume"
-        ) from None

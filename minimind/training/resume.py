@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.training.checkpoints import Checkpoint, read_about, resolve_resume
 from minimind.training.deepspeed_config import Resolved
+from minimind.training.recovery import FILE_NAME as RECOVERY
+from minimind.training.recovery import Rollback, read_rollbacks
 from minimind.training.setup import Data, Plan
 
 FIXED = ("model", "tokenizer", "data", "sources", "row_length", "rows_per_step", "seed", "optimizer")
@@ -60,12 +62,36 @@ def describe(config: RunConfig, resolved: Resolved, data: Data, plan: Plan) -> d
     return plain
 
 
-def find_checkpoint(resume: str | None, run_dir: Path) -> tuple[Checkpoint | None, list[Finding]]:
-    """The checkpoint to go on from (None: a new run), and findings about those that could not be used.
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: at ``checkpoint`` with the ``rollbacks`` that it lives with, or (None) at the beginning."""
 
-    Raises UserError if there is none.
+    checkpoint: Checkpoint | None
+    rollbacks: list[Rollback]
+    findings: list[Finding]
+
+
+def find_start(resume: str | None, run_dir: Path) -> Start:
+    """What ``--resume`` means (None: not given), with findings about checkpoints that could not be used.
+
+    Raises UserError if there is no complete checkpoint.
     """
-    return (None, []) if resume is None else resolve_resume(Path(resume) if resume else run_dir)
+    if resume is None:
+        return Start(None, [], [])
+    checkpoint, findings = resolve_resume(Path(resume) if resume else run_dir)
+    return Start(checkpoint, _rollbacks(checkpoint), findings)
+
+
+def _rollbacks(checkpoint: Checkpoint) -> list[Rollback]:
+    """Those of the checkpoint's run. UserError if they can't be read: the data order would silently be another."""
+    run_dir = checkpoint.path.parents[1]
+    try:
+        return read_rollbacks(run_dir, checkpoint.step)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{run_dir / RECOVERY}: can't be read ({error}), and with it which data this run has left out; "
+            "restore the file, or start a new run without --resume"
+        ) from None
 
 
 def agree(checkpoint: Checkpoint | None, about: dict[str, Any]) -> list[Finding]:

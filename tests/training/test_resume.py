@@ -12,7 +12,7 @@ import pytest
 
 from minimind.errors import UserError
 from minimind.training import loop
-from minimind.training.resume import FIXED, agree, changes, find_checkpoint
+from minimind.training.resume import FIXED, agree, changes, find_start
 from tests.support import DS_CONFIGS, run_ranks
 from tests.training.test_main import curve, launch, records
 
@@ -136,7 +136,9 @@ def test_another_run_is_refused_with_every_difference(files: dict[str, Path], tm
     with pytest.raises(
         UserError, match=r"can't resume, these differ: tokenizer \(.*\); seed \(checkpoint 42, now 7\)"
     ):
-        agree(find_checkpoint("", out)[0], {**about, "tokenizer": "another", "seed": 7, "precision": "bf16"})
+        agree(
+            find_start("", out).checkpoint, {**about, "tokenizer": "another", "seed": 7, "precision": "bf16"}
+        )
     with pytest.raises(UserError, match=r"these differ: optimizer \(checkpoint adamw, now lion\)"):
         launch("pretrain", "lion.json", files, out, "--max-steps", "2", *STEADY, "--resume")
     assert (out / "metrics.jsonl").read_bytes() == before
