@@ -44,6 +44,7 @@ from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer
 
 _FORMAT_VERSION = 1  # part of every store's key: raise it when the same input would give other tokens
+_IN_FLIGHT = 16 << 20  # bytes of records that are being encoded at once
 _SAY_SECONDS = 10.0
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -169,7 +170,7 @@ class Job:
     def _source(self, chunks: Iterable[Chunk], index: int, writer: StoreWriter, tally: Tally) -> Counts:
         counts, said = Counts(), time.monotonic()
         work = partial(encode_chunk, tokenizer=self.tokenizer, options=self.options)
-        for encoded in in_order(work, chunks, self.workers):
+        for encoded in in_order(work, chunks, self.workers, lambda chunk: chunk.num_bytes):
             for document in encoded.documents:
                 writer.add(document.tokens, document.trainable, index, document.line, document.num_bytes)
             counts.add(encoded.counts)
@@ -275,17 +276,30 @@ def _slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(name).name.split(".")[0])[:40].strip("-") or "data"
 
 
-def in_order(work: Callable[[_T], _U], items: Iterable[_T], workers: int) -> Iterator[_U]:
-    """``map`` over a pool of threads, in order, never more than ``workers + 2`` items ahead of the consumer."""
+def in_order(
+    work: Callable[[_T], _U],
+    items: Iterable[_T],
+    workers: int,
+    size: Callable[[_T], int] = lambda item: 0,
+    budget: int = _IN_FLIGHT,
+) -> Iterator[_U]:
+    """``map`` over a pool of threads, in order, never more than ``workers + 2`` items ahead of the consumer.
+
+    Nor more than ``budget`` bytes by ``size``: what is being worked on takes about ten times its size, so that a file
+    of huge records would otherwise need gigabytes. One that is larger alone is worked on alone.
+    """
     with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
-        waiting: deque[Future[_U]] = deque()
+        waiting: deque[tuple[int, Future[_U]]] = deque()
         try:
             for item in items:
-                waiting.append(pool.submit(work, item))
+                weight = size(item)
+                while waiting and sum(w for w, _ in waiting) + weight > budget:
+                    yield waiting.popleft()[1].result()
+                waiting.append((weight, pool.submit(work, item)))
                 if len(waiting) > workers + 2:
-                    yield waiting.popleft().result()
+                    yield waiting.popleft()[1].result()
             while waiting:
-                yield waiting.popleft().result()
+                yield waiting.popleft()[1].result()
         finally:
-            for future in waiting:
+            for _, future in waiting:
                 future.cancel()

@@ -516,3 +516,25 @@ def test_workers_need_no_torch() -> None:
         subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode
         == 0
     )
+
+
+def test_no_more_bytes_are_worked_on_at_once_than_the_budget() -> None:
+    from threading import Lock
+
+    from minimind.data.prepare import in_order
+
+    lock, busy, peaks = Lock(), [], []
+
+    def work(size: int) -> int:
+        with lock:
+            busy.append(size)
+            peaks.append(sum(busy))
+        time.sleep(0.002)
+        with lock:
+            busy.remove(size)
+        return size
+
+    sizes = [3, 4, 9, 30, 1, 1, 1, 10, 2, 30]
+    assert list(in_order(work, sizes, workers=4, size=int, budget=10)) == sizes
+    assert max(peak for peak in peaks if peak < 30) <= 10
+    assert sorted(peaks)[-2:] == [30, 30]  # what is larger alone is worked on alone
