@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.workers import Job
-from minimind.data.batches import Batches, sequential_batches
+from minimind.data.batches import Batches, SequentialBatches
 from minimind.data.store import TokenStore
 from minimind.interop.huggingface import llama_config
 from minimind.model import ModelConfig, Transformer
@@ -46,7 +46,7 @@ def held_out_of(model: Transformer, job: Job) -> dict[str, Any]:
     """Loss and bits per byte of one of our models, in its own precision."""
     store, device = TokenStore.open(job.held_out), model.output_weight.device
     result = evaluate(
-        model, sequential_batches(store, job.row_length, job.micro_batch), device, 0, store.num_bytes
+        model, SequentialBatches(store, job.row_length, job.micro_batch), device, 0, store.num_bytes
     )
     return {"loss": result.loss, "bits_per_byte": result.bits_per_byte}
 

@@ -16,7 +16,7 @@ from benchmarks.memory_use import Peak
 from benchmarks.traffic import counting
 from benchmarks.workers import Commands, Job
 from minimind.config import load_run_config
-from minimind.data.batches import sequential_batches
+from minimind.data.batches import SequentialBatches
 from minimind.data.store import TokenStore
 from minimind.hardware import detect
 from minimind.tokenizer import Tokenizer
@@ -75,6 +75,6 @@ def held_out(run: loop.Run) -> dict[str, Any]:
     """Loss and bits per byte of the held-out store."""
     store, engine = run.data.held_out, run.engine
     assert store is not None
-    batches = sequential_batches(store, run.config.max_seq_length, run.batches.micro_batch_size)
+    batches = SequentialBatches(store, run.config.max_seq_length, run.batches.micro_batch_size)
     result = evaluate(engine.module, batches, engine.device, run.progress.step, store.num_bytes)
     return {"loss": result.loss, "bits_per_byte": result.bits_per_byte}

@@ -63,7 +63,7 @@ def evaluate_file(
     """
     import torch
 
-    from minimind.data.batches import sequential_batches
+    from minimind.data.batches import SequentialBatches
     from minimind.data.prepare import prepare
     from minimind.data.store import TokenStore
     from minimind.inference.generation import load_model
@@ -73,7 +73,7 @@ def evaluate_file(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer = load_model(path, str(device))
     store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length, **reading))
-    batches = sequential_batches(store, max_seq_length, batch_size, rank=0, world_size=1)
+    batches = SequentialBatches(store, max_seq_length, batch_size, rank=0, world_size=1)
     result = evaluate(model, batches, device, 0, store.num_bytes if store.kind == "pretrain" else None)
     return {
         "loss": round(result.loss, 6),

@@ -158,16 +158,24 @@ class Batches:
         return self._reader.num_trainable(self.rows(step))
 
 
-def sequential_batches(
-    store: TokenStore, row_length: int, micro_batch_size: int, rank: int = 0, world_size: int = 1
-) -> Iterator[Batch]:
-    """For evaluation: every prediction of the store once over all ranks, the same number of batches on each."""
-    reader = _RowReader(store, pack(store.lengths - 1, row_length, seed=0), row_length)
-    num_rows = reader.rows.num_rows
-    batches = -(-num_rows // (micro_batch_size * world_size))
-    mine = _padded(np.arange(rank, num_rows, world_size), batches * micro_batch_size)
-    for i in range(0, len(mine), micro_batch_size):
-        yield reader.batch(mine[i : i + micro_batch_size])
+class SequentialBatches:
+    """For evaluation: every prediction of the store once over all ranks, the same number of batches on each.
+
+    Packed once; iterate as often as needed.
+    """
+
+    def __init__(
+        self, store: TokenStore, row_length: int, micro_batch_size: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        self._reader = _RowReader(store, pack(store.lengths - 1, row_length, seed=0), row_length)
+        self._size = micro_batch_size
+        num_rows = self._reader.rows.num_rows
+        batches = -(-num_rows // (micro_batch_size * world_size))
+        self._mine = _padded(np.arange(rank, num_rows, world_size), batches * micro_batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for i in range(0, len(self._mine), self._size):
+            yield self._reader.batch(self._mine[i : i + self._size])
 
 
 def prefetch(iterable: Iterable[_T], depth: int = 2) -> Iterator[_T]:

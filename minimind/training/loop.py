@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
-from minimind.data.batches import Batch, Batches, prefetch, sequential_batches
+from minimind.data.batches import Batch, Batches, SequentialBatches, prefetch
 from minimind.durable import write_durably
 from minimind.findings import Finding
 from minimind.training.checkpoints import all_checkpoints, restore_best
@@ -68,6 +69,13 @@ class Run:
     @property
     def rank(self) -> int:
         return self.engine.rank
+
+    @cached_property
+    def held_out(self) -> SequentialBatches:
+        """This rank's part of the held-out store."""
+        store, size = self.data.held_out, self.batches.micro_batch_size
+        assert store is not None
+        return SequentialBatches(store, self.config.max_seq_length, size, self.rank, self.engine.world_size)
 
     def data_step(self, step: int) -> int:
         """Which step of the data order training step ``step`` (both 0-based) uses."""
@@ -167,13 +175,10 @@ def evaluate_now(run: Run) -> bool:
     """Evaluate on the held-out file; True if it is the best so far. Asked to stop meanwhile, there is no result."""
     store, engine, progress = run.data.held_out, run.engine, run.progress
     assert store is not None
-    size = run.batches.micro_batch_size
-    batches = sequential_batches(store, run.config.max_seq_length, size, engine.rank, engine.world_size)
     num_bytes = store.num_bytes if store.kind == "pretrain" else None
-    watched = until_stop(run, batches)
     try:
         result = evaluate(
-            engine.module, watched, engine.device, progress.step, num_bytes, engine.sum_over_ranks
+            engine.module, until_stop(run), engine.device, progress.step, num_bytes, engine.sum_over_ranks
         )
     except Interrupted:
         return False
@@ -197,9 +202,9 @@ class Interrupted(Exception):
     """A rank was asked to stop during an evaluation."""
 
 
-def until_stop(run: Run, batches: Iterator[Batch]) -> Iterator[Batch]:
-    """``batches``, which are equally many on every rank; raises Interrupted on all ranks at the same one."""
-    for index, batch in enumerate(batches):
+def until_stop(run: Run) -> Iterator[Batch]:
+    """The held-out batches, equally many on every rank; raises Interrupted on all ranks at the same one."""
+    for index, batch in enumerate(run.held_out):
         if index % LOOK_UP == 0 and run.engine.sum_over_ranks([float(run.stop.requested)])[0] > 0:
             raise Interrupted
         yield batch

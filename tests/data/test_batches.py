@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimind.data.batches import Batch, Batches, prefetch, sequential_batches
+from minimind.data.batches import Batch, Batches, SequentialBatches, prefetch
 from minimind.data.store import Kind, StoreWriter, TokenStore
 
 VOCAB = 1000
@@ -154,7 +154,7 @@ def test_the_last_window_is_spread_over_the_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("micro", "world"), [(1, 1), (3, 1), (4, 2), (2, 5), (64, 3)])
 def test_evaluation_sees_every_prediction_once(store: TokenStore, micro: int, world: int) -> None:
-    per_rank = [list(sequential_batches(store, 32, micro, rank, world)) for rank in range(world)]
+    per_rank = [list(SequentialBatches(store, 32, micro, rank, world)) for rank in range(world)]
     assert len({len(found) for found in per_rank}) == 1
     everything = [batch for found in per_rank for batch in found]
     assert sum(batch.num_trainable for batch in everything) == store.num_trainable

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from minimind.data.batches import sequential_batches
+from minimind.data.batches import SequentialBatches
 from minimind.data.store import StoreWriter, TokenStore
 from minimind.training.evaluation import evaluate
 from tests.support import VOCABULARY, tiny_model
@@ -47,7 +47,7 @@ def test_the_loss_is_the_plain_token_average_for_any_batch_size(
     store: TokenStore, micro_batch_size: int
 ) -> None:
     nats, count = plain(store)
-    batches = sequential_batches(store, ROW, micro_batch_size)
+    batches = SequentialBatches(store, ROW, micro_batch_size)
     result = evaluate(tiny_model(), batches, torch.device("cpu"), step=7, num_bytes=store.num_bytes)
     assert result.num_tokens == count and result.step == 7
     assert result.loss == pytest.approx(nats / count, rel=1e-6)
@@ -64,7 +64,7 @@ def test_ranks_share_the_work_and_agree(store: TokenStore, world_size: int) -> N
             parts.append(values)
             return values
 
-        batches = list(sequential_batches(store, ROW, 2, rank, world_size))
+        batches = list(SequentialBatches(store, ROW, 2, rank, world_size))
         evaluate(tiny_model(), batches, torch.device("cpu"), 0, None, keep)
     totals = [sum(column) for column in zip(*parts, strict=True)]
     assert totals[1] == count
@@ -74,7 +74,7 @@ def test_ranks_share_the_work_and_agree(store: TokenStore, world_size: int) -> N
 def test_no_bytes_means_no_bits_per_byte_and_nothing_else_changes(store: TokenStore) -> None:
     model = tiny_model().train()
     state = torch.random.get_rng_state()
-    result = evaluate(model, sequential_batches(store, ROW, 4), torch.device("cpu"), 0, None)
+    result = evaluate(model, SequentialBatches(store, ROW, 4), torch.device("cpu"), 0, None)
     assert result.bits_per_byte is None
     assert model.training
     assert torch.equal(state, torch.random.get_rng_state())
