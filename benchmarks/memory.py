@@ -4,7 +4,8 @@
 
 Each figure is a fresh process that trains two steps of the same full rows (equal shapes: Hugging Face gets packed
 rows too, as documents). Counted is the peak above what the process held before its model was built: on a GPU what torch
-allocated, on a CPU resident memory, which includes what the allocator does not give back. "a row" is the growth by row
+allocated, on a CPU resident memory, with glibc told to give large blocks back at once (MALLOC_MMAP_THRESHOLD_), so that
+it is what was in use and not what the allocator kept. "a row" is the growth by row
 between the smallest and the largest micro-batch; from it and --device-memory the largest micro-batch that fits is
 computed (not tried out).
 """
@@ -12,6 +13,7 @@ computed (not tried out).
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +38,7 @@ STEPS = 2  # the second one has optimizer states from the start
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     text = shared.corpus(options)
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "1048576"  # for the workers: setting it also stops it from growing
     peaks: dict[str, dict[int, int]] = {name: {} for name in FORMS}
     for rows in options.micro_batches:
         for name, (side, changes) in FORMS.items():
