@@ -92,6 +92,18 @@ def pointed(pointer: Path) -> Path | None:
         return None
 
 
+def point_back(run_dir: Path, good: Checkpoint | None) -> None:
+    """Before the checkpoints after ``good`` (None: all) go: no pointer may name one of them."""
+    for pointer in (run_dir / LATEST, run_dir / BEST):
+        target = pointed(pointer)
+        if target is None or (good is not None and target.name <= good.path.name):
+            continue
+        if good is None or pointer.name == BEST:
+            pointer.unlink()
+        else:
+            point(pointer, good.path)
+
+
 def restore_best(run_dir: Path, step: int | None) -> None:
     """Point ``best`` at the checkpoint of ``step``, if there is one: a kill between the two left it behind."""
     best = run_dir / "checkpoints" / f"step-{step or 0:08d}"

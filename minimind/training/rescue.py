@@ -9,21 +9,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
 from minimind.model import Transformer
 from minimind.training import setup
 from minimind.training.checkpoints import (
-    BEST,
-    LATEST,
     Checkpoint,
     all_checkpoints,
-    point,
-    pointed,
+    point_back,
     problem,
     read_about,
+    restore_best,
 )
 from minimind.training.culprits import find_culprits
 from minimind.training.deepspeed_config import Resolved
@@ -85,6 +82,8 @@ def rescue(run: Run, builder: Builder) -> Run | None:
     run.engine.close()
     engine, progress = builder.build(checkpoint, rollbacks)
     progress.wandb_id = run.metrics.wandb_id
+    if run.rank == 0:
+        restore_best(run.run_dir, progress.best_step)
     run.metrics.rollback(rollbacks[-1])
     run.saver.follow(engine, checkpoint.path if checkpoint else None)
     return replace(
@@ -116,19 +115,7 @@ def go_back(run: Run) -> Checkpoint | None:
     every = all_checkpoints(run.run_dir)
     before = (c for c in every if c.step <= run.trouble.last_good and problem(c.path) is None)
     good = next(before, None)
-    for pointer in (run.run_dir / LATEST, run.run_dir / BEST):
-        _point_back(pointer, good)
+    point_back(run.run_dir, good)
     for later in [c for c in every if good is None or c.step > good.step]:
         shutil.rmtree(later.path)
     return good
-
-
-def _point_back(pointer: Path, good: Checkpoint | None) -> None:
-    """No pointer may name a checkpoint that is about to be deleted."""
-    target = pointed(pointer)
-    if target is None or (good is not None and target.name <= good.path.name):
-        return
-    if good is None:
-        pointer.unlink()
-    else:
-        point(pointer, good.path)

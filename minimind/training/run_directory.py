@@ -20,6 +20,7 @@ from minimind.hardware import Hardware
 from minimind.memory import checkpoint_bytes
 from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training import space
+from minimind.training.checkpoints import Checkpoint, all_checkpoints, point_back
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import write_rollbacks
@@ -48,7 +49,7 @@ def open_directory(
     """
     run_dir = config.output_dir
     with _writing(run_dir):
-        findings = _set_aside(run_dir) if start.checkpoint is None else []
+        findings = _other_courses(run_dir, start.checkpoint)
         if start.rollbacks or (run_dir / RECOVERY).exists():
             run_dir.mkdir(parents=True, exist_ok=True)
             write_rollbacks(run_dir, start.rollbacks)
@@ -85,23 +86,27 @@ def _writing(run_dir: Path) -> Iterator[None]:
         ) from None
 
 
-def _set_aside(run_dir: Path) -> list[Finding]:
-    """Move what an earlier run left in ``run_dir`` to ``earlier-1`` (2, 3, ...) in it.
+def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding]:
+    """Move what does not belong to the run that begins at ``checkpoint`` to ``earlier-1`` (2, 3, ...) in ``run_dir``.
 
-    Otherwise its checkpoints, which may be at later steps, would be taken for the new run's. metrics.jsonl is renamed
-    by metrics_file.py.
+    Otherwise a later --resume would take the old checkpoints, which may be at later steps, for the run's own.
+    metrics.jsonl is cut back or renamed by metrics_file.py.
     """
-    there = [run_dir / name for name in PRODUCTS if (run_dir / name).exists()]
+    if checkpoint is None or checkpoint.path.resolve().parents[1] != run_dir.resolve():
+        there = [run_dir / name for name in PRODUCTS if (run_dir / name).exists()]
+        what, advice = "an earlier run: its checkpoints and model are", "; --resume goes on with a run"
+    else:
+        there = [later.path for later in all_checkpoints(run_dir) if later.step > checkpoint.step]
+        what, advice = f"checkpoints after step {checkpoint.step}, of another course: they are", ""
+        point_back(run_dir, checkpoint)
     if not there:
         return []
     target = next(p for n in range(1, 10_000) if not (p := run_dir / f"earlier-{n}").exists())
     target.mkdir()
     for path in there:
         path.rename(target / path.name)
-    message = f"{run_dir} holds an earlier run: its checkpoints and model are now in {target}"
-    return [
-        Finding("earlier-run", message, "delete them if they are not needed; --resume goes on with a run")
-    ]
+    message = f"{run_dir} holds {what} now in {target}"
+    return [Finding("earlier-run", message, f"delete them if they are not needed{advice}")]
 
 
 def environment(hardware: Hardware) -> dict[str, Any]:

@@ -97,10 +97,10 @@ def _start_clock(seconds: float) -> None:
     step, timer = loop.train_step, threading.Timer(seconds, kill_now)
     timer.daemon = True
 
-    def timed_step(*arguments: Any) -> Any:
+    def timed_step(*arguments: Any, **options: Any) -> Any:
         if timer.ident is None:
             timer.start()
-        return step(*arguments)
+        return step(*arguments, **options)
 
     loop.train_step = timed_step
 
@@ -168,9 +168,9 @@ def record_samples(path: Path) -> None:
     step, add = loop.train_step, Recorder.add
     seen: list[tuple[int, ...]] = []
 
-    def watched_step(engine: Any, micro_batches: Any, *arguments: Any) -> Any:
+    def watched_step(engine: Any, micro_batches: Any, *arguments: Any, **options: Any) -> Any:
         seen[:] = [batch.rows for batch in micro_batches]
-        return step(engine, micro_batches, *arguments)
+        return step(engine, micro_batches, *arguments, **options)
 
     def watched_add(recorder: Any, result: Any, progress: Any, *arguments: Any) -> None:
         with path.open("a", encoding="utf-8") as file:

@@ -194,10 +194,10 @@ def test_an_error_in_training_does_not_cut_the_save_in_flight(
         time.sleep(0.5)
         return original(path)
 
-    def broken(engine: Any, *arguments: Any) -> Any:
+    def broken(engine: Any, *arguments: Any, **options: Any) -> Any:
         if engine.ds.global_steps == 2:
             raise ValueError("a bug")
-        return step(engine, *arguments)
+        return step(engine, *arguments, **options)
 
     monkeypatch.setattr(snapshot, "open_file", slow)
     monkeypatch.setattr(loop, "train_step", broken)
@@ -223,9 +223,9 @@ def test_a_stop_during_an_evaluation_is_made_up_for_at_the_resume(
     assert go(tmp_path / "whole") == 0
     original = loop.until_stop
 
-    def stopping(run: loop.Run, batches: Any) -> Any:
+    def stopping(run: loop.Run) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return original(run, batches)
+        return original(run)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "until_stop", stopping)

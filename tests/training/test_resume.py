@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minimind.errors import UserError
-from minimind.training import loop
+from minimind.training import checkpoints, loop
 from minimind.training.resume import FIXED, agree, changes, find_start
 from tests.support import DS_CONFIGS, run_ranks
 from tests.training.test_main import curve, launch, records
@@ -47,9 +47,9 @@ def rows_of_run(name: str, files: dict[str, Path], out: Path, *more: str) -> lis
     rows: list[list[int]] = []
     original = loop.train_step
 
-    def noting(engine: Any, batches: Any, stop: bool = False) -> Any:
+    def noting(engine: Any, batches: Any, *more: Any, **options: Any) -> Any:
         rows.append([row for one in batches for row in one.rows])
-        return original(engine, batches, stop)
+        return original(engine, batches, *more, **options)
 
     loop.train_step = noting  # type: ignore[assignment]
     try:
@@ -121,6 +121,8 @@ def test_a_checkpoint_from_before_these_settings_were_recorded_resumes(
     manifest = json.loads(path.read_text())
     old = (*FIXED, "world_size", "zero_stage", "offload", "precision")
     manifest["about"] = {name: manifest["about"][name] for name in old}
+    del manifest["seal"]
+    manifest["seal"] = checkpoints._seal(manifest)
     path.write_text(json.dumps(manifest))
     assert launch("pretrain", "bf16.json", files, out, "--max-steps", "3", *STEADY, "--resume") == 0
     (message,) = said(out)
@@ -159,3 +161,19 @@ def test_changes_are_named_in_words() -> None:
         "schedule warmup steps none -> 3",
     ]
     assert changes(ours, ours) == []
+
+
+def test_resuming_an_earlier_checkpoint_sets_the_later_ones_aside(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert launch("pretrain", "fp32.json", files, out, "--max-steps", "6", *STEADY) == 0
+    first = out / "checkpoints" / "step-00000002"
+    assert (
+        launch("pretrain", "fp32.json", files, out, "--max-steps", "3", *STEADY, "--resume", str(first)) == 0
+    )
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+    assert (out / "latest").read_text().strip() == "checkpoints/step-00000003"
+    assert sorted(path.name for path in (out / "earlier-1").iterdir()) == ["step-00000004", "step-00000006"]
+    assert [record["step"] for record in records(out)] == [1, 2, 3]
+    assert "earlier-run" in [finding["code"] for finding in records(out, "finding")]
