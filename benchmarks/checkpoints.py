@@ -24,8 +24,9 @@ from minimind.config import RunConfig, load_run_config
 from minimind.hardware import detect
 from minimind.tokenizer import train_tokenizer
 from minimind.training import setup
+from minimind.training.control import Control
 from minimind.training.deepspeed_config import resolve
-from minimind.training.engine import Control, Engine, start_processes
+from minimind.training.engine import Engine, start_processes
 from minimind.training.saver import Saver
 from minimind.training.step import train_step
 

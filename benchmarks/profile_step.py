@@ -31,8 +31,9 @@ from minimind.config import RunConfig, load_run_config
 from minimind.data.batches import Batch, Batches
 from minimind.hardware import choose_config, detect
 from minimind.training import setup
+from minimind.training.control import Control
 from minimind.training.deepspeed_config import resolve
-from minimind.training.engine import Control, Engine, start_processes
+from minimind.training.engine import Engine, start_processes
 from minimind.training.recorder import Progress, Recorder
 from minimind.training.step import train_step
 

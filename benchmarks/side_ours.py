@@ -21,8 +21,9 @@ from minimind.data.store import TokenStore
 from minimind.hardware import detect
 from minimind.tokenizer import Tokenizer
 from minimind.training import loop, setup
+from minimind.training.control import Control
 from minimind.training.deepspeed_config import resolve
-from minimind.training.engine import Control, start_processes
+from minimind.training.engine import start_processes
 from minimind.training.evaluation import evaluate
 from minimind.training.metrics import Metrics
 from minimind.training.recorder import Progress

@@ -6,16 +6,14 @@ stop, and decisions taken from numbers that are equal on all ranks.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
 from minimind.data.batches import Batch, Batches, SequentialBatches, prefetch
-from minimind.durable import write_durably
 from minimind.findings import Finding
 from minimind.training.checkpoints import all_checkpoints, restore_best
 from minimind.training.culprits import find_culprits, shorten
@@ -33,7 +31,6 @@ from minimind.training.step import StepResult, train_step
 from minimind.training.trouble import Trouble, Watch
 
 LOOK_UP = 8  # batches of an evaluation between looks at the request to stop
-POST_MORTEM = "post_mortem.json"
 NOT_FINITE = ("loss-not-finite", "gradient-not-finite")  # findings that name their samples
 
 
@@ -232,39 +229,3 @@ def last_good(run: Run) -> set[Path]:
         return set()
     before = [c.path for c in all_checkpoints(run.run_dir) if c.step <= onset - 2]
     return set(before[:1])
-
-
-def give_up(run: Run) -> str:
-    """No rung is left: say so and leave a post-mortem. The last good checkpoint stays as it was."""
-    assert run.trouble is not None
-    finding = Finding(
-        code="run-failed",
-        message=f"{run.trouble.message}; rollbacks so far: {len(run.rollbacks)}; no rung of the ladder is left",
-        advice=f"look at the samples in {POST_MORTEM}, then try its remedies in order",
-        step=run.progress.step,
-    )
-    run.metrics.finding(finding)
-    samples = find_culprits(run.engine, run.batches, run.data.train, run.data_step(run.progress.step - 1))
-    if run.rank == 0:
-        text = json.dumps(post_mortem(run, samples), indent=1, ensure_ascii=False, default=str)
-        write_durably(run.run_dir / POST_MORTEM, text + "\n")
-    return "failed"
-
-
-def post_mortem(run: Run, samples: list[str]) -> dict[str, Any]:
-    """What happened, what was tried, scale history, last norms, the samples in the last step, remedies in order."""
-    return {
-        "step": run.progress.step,
-        "trouble": run.trouble and asdict(run.trouble),
-        "rollbacks": [asdict(rollback) for rollback in run.rollbacks],
-        "history": run.progress.state()["history"],
-        "samples": samples,
-        "remedies": [
-            "look at the samples above for text unlike the rest",
-            "halve the learning rate in the JSON and --resume",
-            "set gradient_clipping to 0.5 in the JSON and --resume",
-            "--resume with ds_configs/fp16_fixed_scale.json (loss scale 1024), if this is an fp16 run",
-            "--resume with ds_configs/bf16.json, if the GPU is Ampere or newer",
-            "--resume with ds_configs/fp32.json",
-        ],
-    }

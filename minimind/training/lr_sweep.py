@@ -26,9 +26,10 @@ from minimind.data.batches import Batches, prefetch
 from minimind.hardware import Hardware, detect
 from minimind.training import setup
 from minimind.training.arguments import config_options
+from minimind.training.control import Control
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.deepspeed_config.source import read_source
-from minimind.training.engine import Control, start_processes
+from minimind.training.engine import start_processes
 from minimind.training.lr_curves import Curve, judge, recommend, recommend_from_range, usual_band
 from minimind.training.lr_options import choose_rates, parse, rates_at, with_rate
 from minimind.training.lr_report import Outcome, report

@@ -22,13 +22,14 @@ from minimind.model import Transformer
 from minimind.training import setup
 from minimind.training.arguments import config_options, parse
 from minimind.training.checkpoints import restore_best
+from minimind.training.control import Control
 from minimind.training.deepspeed_config import Resolved, resolve
-from minimind.training.engine import Control, Engine, start_processes
+from minimind.training.engine import Engine, start_processes
 from minimind.training.health import before_run
-from minimind.training.loop import Run, give_up, train
+from minimind.training.loop import Run, train
 from minimind.training.metrics import Metrics
 from minimind.training.recorder import Progress
-from minimind.training.rescue import Builder, rescue
+from minimind.training.rescue import Builder, give_up, rescue
 from minimind.training.resume import Start, agree, describe, find_start
 from minimind.training.run_directory import open_directory
 from minimind.training.saver import Saver

@@ -1,4 +1,5 @@
-"""What the recovery ladder does to a run: choose the checkpoint, write the rollback down, build everything again.
+"""What the recovery ladder does to a run: choose the checkpoint, write the rollback down, build everything again; or
+end it with a post-mortem.
 
 All ranks call these together, and build the engine again in the same process. Which rung is taken is decided in
 recovery.py.
@@ -6,12 +7,15 @@ recovery.py.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.durable import write_durably
+from minimind.findings import Finding
 from minimind.model import Transformer
 from minimind.training import setup
 from minimind.training.checkpoints import (
@@ -34,6 +38,8 @@ from minimind.training.recovery import (
     rate_factor,
     write_rollbacks,
 )
+
+POST_MORTEM = "post_mortem.json"
 
 
 @dataclass(frozen=True)
@@ -119,3 +125,39 @@ def go_back(run: Run) -> Checkpoint | None:
     for later in [c for c in every if good is None or c.step > good.step]:
         shutil.rmtree(later.path)
     return good
+
+
+def give_up(run: Run) -> str:
+    """No rung is left: say so and leave a post-mortem. The last good checkpoint stays as it was."""
+    assert run.trouble is not None
+    finding = Finding(
+        code="run-failed",
+        message=f"{run.trouble.message}; rollbacks so far: {len(run.rollbacks)}; no rung of the ladder is left",
+        advice=f"look at the samples in {POST_MORTEM}, then try its remedies in order",
+        step=run.progress.step,
+    )
+    run.metrics.finding(finding)
+    samples = find_culprits(run.engine, run.batches, run.data.train, run.data_step(run.progress.step - 1))
+    if run.rank == 0:
+        text = json.dumps(post_mortem(run, samples), indent=1, ensure_ascii=False, default=str)
+        write_durably(run.run_dir / POST_MORTEM, text + "\n")
+    return "failed"
+
+
+def post_mortem(run: Run, samples: list[str]) -> dict[str, Any]:
+    """What happened, what was tried, scale history, last norms, the samples in the last step, remedies in order."""
+    return {
+        "step": run.progress.step,
+        "trouble": run.trouble and asdict(run.trouble),
+        "rollbacks": [asdict(rollback) for rollback in run.rollbacks],
+        "history": run.progress.state()["history"],
+        "samples": samples,
+        "remedies": [
+            "look at the samples above for text unlike the rest",
+            "halve the learning rate in the JSON and --resume",
+            "set gradient_clipping to 0.5 in the JSON and --resume",
+            "--resume with ds_configs/fp16_fixed_scale.json (loss scale 1024), if this is an fp16 run",
+            "--resume with ds_configs/bf16.json, if the GPU is Ampere or newer",
+            "--resume with ds_configs/fp32.json",
+        ],
+    }

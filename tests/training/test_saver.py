@@ -267,7 +267,8 @@ def test_two_ranks_agree_on_a_failure_of_one(tmp_path: Path) -> None:
 
 def _saves_of_a_rank(run_dir: str) -> list[Any]:
     """Four saves of a real engine between steps; rank 1 fails throughout the second and once in the third."""
-    from minimind.training.engine import Control, Engine
+    from minimind.training.control import Control
+    from minimind.training.engine import Engine
     from minimind.training.step import train_step
     from tests.support import random_rows, split, tiny_model
     from tests.training.test_engine import load
