@@ -10,7 +10,7 @@ Weakness: a reader that neither reads nor leaves holds up the others once the bu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -76,7 +76,7 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in lengths if text.endswith(stop[:n])), 0)
 
 
-def pieces(model: Transformer, tokenizer: Tokenizer, question: Question) -> Iterator[Piece]:
+def pieces(model: Transformer, tokenizer: Tokenizer, question: Question) -> Generator[Piece, None, None]:
     """The answer, a piece a token and a last one that says why it ended. Raises UserError as ``generate``."""
     sampling, characters, stop = question.sampling, tokenizer.stream(), StopText(question.stop)
     room = min(sampling.max_new_tokens, model.config.max_position_embeddings - len(question.prompt))
@@ -110,8 +110,11 @@ class Speaker:
         loop = asyncio.get_running_loop()
         async with self._turn:
             made = pieces(self.model, self.tokenizer, question)
-            while not await gone():
-                piece = await loop.run_in_executor(self._thread, next, made, None)
-                if piece is None:
-                    return
-                yield piece
+            try:
+                while not await gone():
+                    piece = await loop.run_in_executor(self._thread, next, made, None)
+                    if piece is None:
+                        return
+                    yield piece
+            finally:  # in the thread, which may be at work on it: a cache of keys and values is freed now, not later
+                self._thread.submit(made.close)

@@ -68,7 +68,7 @@ class Endpoints:
 
     def check_key(self, request: Request) -> None:
         """Raises ApiError 401 unless the request has the key."""
-        given = request.headers.get("authorization", "").encode()
+        given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as they came
         if self.expected is not None and not hmac.compare_digest(given, self.expected):
             message = "this server wants a key: send the header Authorization: Bearer KEY with the right one"
             raise ApiError(401, message, code="invalid_api_key")

@@ -40,7 +40,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, _printable(message), param, code
+        self.status, self.message, self.code = status, _printable(message), code
+        self.param = None if param is None else _printable(param)
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""
@@ -67,11 +68,10 @@ def describe(errors: Sequence[Any]) -> ApiError:
     path = [part for part in first["loc"] if part != "body"]
     if kind == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
+    if not path and kind in ("model_type", "model_attributes_type", "dict_type", "missing"):
+        reason = "the body must be a JSON object (Content-Type: application/json)"
     if not path:
-        ours = kind == "value_error"
-        return ApiError(
-            400, reason if ours else "the body must be a JSON object (Content-Type: application/json)"
-        )
+        return ApiError(400, reason)
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if kind == "extra_forbidden":
         return ApiError(400, f"{name}: no such parameter here", name)
