@@ -12,8 +12,12 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minimind.errors import UserError
+
+if TYPE_CHECKING:
+    from minimind.inference.answers import Speaker
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
 GRACE = 5  # seconds for connections to end; an answer takes one token of them
@@ -24,27 +28,37 @@ def serve(path: Path, host: str, port: int, api_key: str | None) -> None:
 
     Raises UserError without the extra ``serve``, for a path without a model, and for an address that can't be used.
     """
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise UserError(f"{error.name} is missing: pip install 'minimind-deepspeed[serve]'") from error
+    _require_extra()
     import torch
 
     from minimind.inference.answers import Speaker
-    from minimind.inference.app import make_app
     from minimind.inference.generation import load_model
 
     if api_key == "":
         raise UserError("--api-key is empty: give a key, or leave the option out")
-    model, tokenizer = load_model(path, "cuda" if torch.cuda.is_available() else "cpu")
-    listener = listen(host, port)
-    name = model_name(path)
-    app = make_app(Speaker(model, tokenizer), name, api_key, stopping=lambda: server.should_exit)
+    speaker = Speaker(*load_model(path, "cuda" if torch.cuda.is_available() else "cpu"))
+    with listen(host, port) as listener:
+        _announce(model_name(path), host, listener, api_key)
+        _run(speaker, model_name(path), listener, api_key)
+
+
+def _require_extra() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is missing: pip install 'minimind-deepspeed[serve]'") from error
+
+
+def _run(speaker: Speaker, name: str, listener: socket.socket, api_key: str | None) -> None:
+    import uvicorn
+
+    from minimind.inference.app import make_app
+
+    app = make_app(speaker, name, api_key, stopping=lambda: server.should_exit)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE, lifespan="off")
     )
-    _announce(name, host, listener, api_key)
     # uvicorn ends in order and then raises the signal again, for the handler that was there before.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):

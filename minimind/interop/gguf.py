@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["f32", "f16", "bf16"]
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_GGML_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16"}
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -79,9 +80,8 @@ def save_gguf(
         _add_shape(writer, config, tokenizer.vocab_size)
         _add_tokenizer(writer, tokenizer)
         for tensor_name, tensor in tensors.items():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            ggml = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[kind]
-            writer.add_tensor(tensor_name, _as_numpy(tensor), raw_dtype=gguf.GGMLQuantizationType[ggml])
+            kind = gguf.GGMLQuantizationType[_GGML_TYPES[tensor.dtype]]
+            writer.add_tensor(tensor_name, _as_numpy(tensor), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
