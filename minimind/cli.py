@@ -40,6 +40,16 @@ class Format(str, Enum):
     """What `export` writes."""
 
     hf = "hf"
+    pth = "pth"
+    gguf = "gguf"
+
+
+class Dtype(str, Enum):
+    """Number format of exported weights."""
+
+    f32 = "f32"
+    f16 = "f16"
+    bf16 = "bf16"
 
 
 Files = Annotated[
@@ -328,15 +338,36 @@ def samples(
 
 
 @app.command()
+def serve(
+    model: Model,
+    host: Annotated[
+        str, typer.Option(help="address to listen on; 0.0.0.0: all of this machine's")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one, printed")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", envvar="MINIMIND_API_KEY", help="ask for it as a Bearer token"),
+    ] = None,
+) -> None:
+    """Serve a model over OpenAI's HTTP interface, with a chat page, until Ctrl-C (docs/serving.md)."""
+    from minimind.inference.server import serve as serve_model
+
+    serve_model(model, host, port, api_key)
+
+
+@app.command()
 def export(
     model: Model,
-    output: Annotated[Path, typer.Option(help="directory to write")],
-    format: Annotated[Format, typer.Option(help="hf: Hugging Face Llama, safetensors")] = Format.hf,
+    output: Annotated[Path, typer.Option(help="directory; for pth and gguf also a file name")],
+    format: Annotated[
+        Format, typer.Option(help="hf: Hugging Face Llama, safetensors; pth: MiniMind's own; gguf: llama.cpp")
+    ] = Format.hf,
+    dtype: Annotated[Dtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
 ) -> None:
     """Write a model for other programs."""
-    from minimind.commands import export_hf
+    from minimind.commands import export_model
 
-    print(export_hf(model, output))
+    print(export_model(model, output, format.value, dtype.value if dtype else None))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from minimind.errors import UserError
 
 if TYPE_CHECKING:
     from minimind.data.conversations import Kind
+    from minimind.interop.gguf import Dtype
 
 
 def train_tokenizer_on(
@@ -91,6 +92,59 @@ def export_hf(path: Path, output: Path) -> Path:
     model, tokenizer = load_model(path, "cpu")
     save_pretrained(model.state_dict(), model.config, tokenizer, output)
     return output
+
+
+def export_model(path: Path, output: Path, format: str, dtype: Dtype | None) -> Path:
+    """Write the model at `path` as `format` (hf, pth or gguf); what was written: a directory for hf, else a file.
+
+    `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of a gguf's weights, f16 if
+    None. Raises UserError for a path without a model, and for what the format can't hold.
+    """
+    if dtype is not None and format != "gguf":
+        raise UserError(
+            f"--dtype is for --format gguf: {format} has the model's own" if format == "hf"
+            else "--dtype is for --format gguf: MiniMind's .pth is f16"
+        )  # fmt: skip
+    if format == "hf":
+        return export_hf(path, output)
+    file = output if output.suffix == f".{format}" else output / f"model.{format}"
+    return export_pth(path, file) if format == "pth" else export_gguf(path, file, dtype or "f16")
+
+
+def export_pth(path: Path, file: Path) -> Path:
+    """Write MiniMind's own weight file, and beside it the tokenizer, which loading it here needs."""
+    from minimind.inference.generation import load_model
+    from minimind.interop.upstream import check_exportable, save_pth
+    from minimind.tokenizer import FILE_NAME
+
+    model, tokenizer = load_model(path, "cpu")
+    check_exportable(model.state_dict(), model.config, path)
+    beside = _directory_of(file) / FILE_NAME
+    if beside.is_file() and beside.read_bytes() != tokenizer.model_bytes:
+        raise UserError(f"{beside}: another tokenizer is there already: give another --output")
+    save_pth(model.state_dict(), model.config, file)
+    beside.write_bytes(tokenizer.model_bytes)
+    return file
+
+
+def export_gguf(path: Path, file: Path, dtype: Dtype) -> Path:
+    """Write a GGUF file for llama.cpp."""
+    from minimind.inference.generation import load_model
+    from minimind.inference.server import model_name
+    from minimind.interop.gguf import save_gguf
+
+    model, tokenizer = load_model(path, "cpu")
+    _directory_of(file)
+    save_gguf(model.state_dict(), model.config, tokenizer, file, dtype, model_name(path))
+    return file
+
+
+def _directory_of(file: Path) -> Path:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{file.parent}: can't be made: {error.strerror}") from error
+    return file.parent
 
 
 def samples_of_step(run_dir: Path, step: int) -> list[str]:

@@ -51,7 +51,7 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
 def test_the_commands_of_the_design_exist() -> None:
     assert set(COMMANDS) >= {
         "chat", "check", "demo", "demo-data", "doctor", "evaluate", "export", "generate", "plan", "prepare", "report",
-        "samples", "train-tokenizer",
+        "samples", "serve", "train-tokenizer",
     }  # fmt: skip
 
 
@@ -68,6 +68,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["samples", "x", "--step", "0"], "--step"),
         (["samples", "x", "--step", "one"], "--step"),
         (["export", "x", "--output", "y", "--format", "onnx"], "onnx"),
+        (["export", "x", "--output", "y", "--dtype", "f32"], "--dtype is for --format gguf"),
+        (["export", "x", "--output", "y", "--format", "pth", "--dtype", "f32"], "MiniMind's .pth is f16"),
+        (["serve", "x", "--port", "70000"], "--port"),
         (["report", "/nothing/there"], "/nothing/there/metrics.jsonl"),
     ],
 )

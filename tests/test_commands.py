@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from minimind import cli
-from minimind.commands import evaluate_file, export_hf, samples_of_step, train_tokenizer_on
+from minimind.commands import evaluate_file, export_hf, export_model, samples_of_step, train_tokenizer_on
 from minimind.data.batches import Batches
 from minimind.data.prepare import prepare
 from minimind.data.store import TokenStore
 from minimind.errors import UserError
+from minimind.inference.loading import load_model
 from minimind.interop.huggingface import save_pretrained
 from minimind.model import Transformer
 from minimind.model_config import ModelConfig
@@ -114,12 +116,68 @@ def test_export_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:
     assert all((before[name] == after[name]).all() for name in before)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "generate", "export"])
+def model_of_minimind(directory: Path, tokenizer: Tokenizer, heads: tuple[int, int] = (8, 2)) -> Transformer:
+    """A small model in ``directory``; with 8 and 2 heads one whose shape a .pth tells."""
+    config = ModelConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=heads[0],
+        num_key_value_heads=heads[1], head_dim=4,
+    )  # fmt: skip
+    model = Transformer(config, seed=2)
+    save_pretrained(model.state_dict(), config, tokenizer, directory)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("output", "written"), [("out", "out/model.pth"), ("out/sft_32.pth", "out/sft_32.pth")]
+)
+def test_pth_is_loaded_again_with_its_tokenizer(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, written: str
+) -> None:
+    tokenizer = Tokenizer.load(corpus / "tokenizer")
+    model = model_of_minimind(tmp_path / "model", tokenizer)
+    words = ["export", str(tmp_path / "model"), "--format", "pth", "--output", str(tmp_path / output)]
+    assert cli.run(words) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / written)
+    loaded, beside = load_model(tmp_path / written)
+    assert loaded.config == model.config and beside.fingerprint == tokenizer.fingerprint
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value.half().float()), name
+
+
+def test_pth_does_not_replace_another_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    model_of_minimind(tmp_path / "model", Tokenizer.load(corpus / "tokenizer"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tokenizer.model").write_bytes(b"another")
+    with pytest.raises(UserError, match="another tokenizer is there"):
+        export_model(tmp_path / "model", tmp_path / "out", "pth", None)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["tokenizer.model"]
+
+
+def test_pth_refuses_a_shape_that_it_would_not_bring_back(corpus: Path, tmp_path: Path) -> None:
+    model_of_minimind(tmp_path / "model", Tokenizer.load(corpus / "tokenizer"), heads=(4, 1))
+    with pytest.raises(UserError, match=r"read with num_attention_heads 4 as 8.*--format hf"):
+        export_model(tmp_path / "model", tmp_path / "out", "pth", None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_gguf_takes_the_directory_or_the_name(corpus: Path, tmp_path: Path) -> None:
+    reader = pytest.importorskip("gguf").GGUFReader
+    assert export_model(corpus / "model", tmp_path, "gguf", None) == tmp_path / "model.gguf"
+    named = tmp_path / "a" / "b.gguf"
+    assert export_model(corpus / "model", named, "gguf", "f32") == named
+    for file, kind in ((tmp_path / "model.gguf", 1), (named, 0)):
+        fields = reader(file).fields
+        assert fields["general.file_type"].contents() == kind
+        assert fields["general.name"].contents() == "model"
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate", "export", "serve"])
 def test_no_model_there_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {
         "evaluate": ["--file", "x"],
         "generate": ["--prompt", "x"],
         "export": ["--output", str(tmp_path / "o")],
+        "serve": [],
     }
     assert cli.run([command, str(tmp_path / "nothing"), *options[command]]) == 2
     assert capsys.readouterr().err.count("\n") == 1

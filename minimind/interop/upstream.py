@@ -97,6 +97,25 @@ def save_pth(model_state: Mapping[str, Tensor], config: ModelConfig, path: str |
     temporary.replace(path)
 
 
+def check_exportable(state: Mapping[str, Tensor], config: ModelConfig, source: Path) -> None:
+    """Raises UserError for a model that its .pth would not bring back: one whose shape can't be told from its tensors,
+    or with a weight too large for fp16."""
+    silent = {"initializer_range": 0.02, "max_position_embeddings": 32768}  # neither changes a logit
+    read = infer_config(state, source)
+    theirs, ours = read.model_copy(update=silent), config.model_copy(update=silent)
+    if theirs != ours:
+        names = [name for name in ModelConfig.model_fields if getattr(theirs, name) != getattr(ours, name)]
+        told = ", ".join(f"{name} {getattr(ours, name)} as {getattr(theirs, name)}" for name in names)
+        raise UserError(
+            f"{source}: a MiniMind .pth holds no shape, and this one would be read with {told}: take --format hf"
+        )
+    largest = torch.finfo(torch.float16).max
+    if any(value.abs().max() > largest for value in state.values()):
+        raise UserError(
+            f"{source}: a weight is too large for a MiniMind .pth, which is fp16: take --format hf"
+        )
+
+
 def _refuse_unknown(state: State, path: Path) -> None:
     if any(".experts." in name or "shared_experts" in name for name in state):
         raise UserError(f"{path}: a mixture of experts; only MiniMind's dense models can be loaded")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minimind.errors import UserError
-from minimind.interop.upstream import load_pth, save_pth
+from minimind.interop.upstream import check_exportable, load_pth, save_pth
 from minimind.model import ModelConfig, Transformer
 
 CONFIG = ModelConfig(
@@ -108,6 +108,30 @@ def test_2025_layout_round_trips(tmp_path: Path) -> None:
     assert config == CONFIG.model_copy(update={"initializer_range": 0.02})
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[name].half()) for name, value in state.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_theta": 5e5}, "rope_theta 500000.0 as 1000000.0"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps 1e-06 as 1e-05"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 2}, "num_attention_heads 4 as 16"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}, "not one of MiniMind's"),
+    ],
+)
+def test_a_shape_that_a_file_does_not_tell_is_not_exported(changes: dict[str, float], words: str) -> None:
+    config = ModelConfig(**{**CONFIG.model_dump(), **changes})
+    with pytest.raises(UserError, match=words):
+        check_exportable(Transformer(config).state_dict(), config, Path("m"))
+    check_exportable(Transformer(CONFIG).state_dict(), CONFIG, Path("m"))
+
+
+def test_a_weight_too_large_for_fp16_is_not_exported() -> None:
+    model = Transformer(CONFIG)
+    with torch.no_grad():
+        model.model.norm.weight[3] = 7e4
+    with pytest.raises(UserError, match="too large"):
+        check_exportable(model.state_dict(), CONFIG, Path("m"))
 
 
 def test_compiled_prefix_is_dropped(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Answers as text: stop strings, why an answer ended, questions that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from minimind.inference import answers
+from minimind.inference.answers import Piece, Question, Speaker, StopText, pieces
+from minimind.model import Transformer
+from minimind.terminal import Sampling
+from minimind.tokenizer import Tokenizer
+
+pytest.importorskip("fastapi")
+
+from tests.inference.serving import Speech
+
+
+@hypothesis.given(
+    st.lists(st.text("ab", max_size=3)), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+)
+def test_stop_text_does_not_depend_on_how_the_text_is_divided(parts: list[str], stops: list[str]) -> None:
+    text = "".join(parts)
+    ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    expected = text
+    if ends:
+        longest = max(len(stop) for stop in stops if text[: ends[0]].endswith(stop))
+        expected = text[: ends[0] - longest]
+    stream, shown = StopText(stops), ""
+    for part in parts:
+        shown += stream.push(part)
+        assert expected.startswith(shown)
+        if stream.found:
+            break
+    assert shown + stream.flush() == expected
+    assert stream.found == bool(ends)
+
+
+def test_the_last_piece_says_why_it_ended(
+    model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "generate", Speech(tokenizer, "河水"))
+    made = len(tokenizer.encode("河水"))
+    for room, finish in ((made, "length"), (made + 1, "stop")):
+        last = list(pieces(model, tokenizer, Question([1], Sampling(room), [])))[-1]
+        assert last == Piece("", made, finish)
+
+
+def test_a_waiting_question_costs_nothing_when_its_client_leaves(
+    model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speech = Speech(tokenizer, "hill")
+    monkeypatch.setattr(answers, "generate", speech)
+
+    async def gone() -> bool:
+        return True
+
+    async def ask() -> list[Piece]:
+        speaker = Speaker(model, tokenizer)
+        return [piece async for piece in speaker.answer(Question([1], Sampling(), []), gone)]
+
+    assert asyncio.run(ask()) == [] and speech.calls == []
