@@ -62,6 +62,10 @@ class Round:
         return self.tokens / self.cpu_seconds
 
 
+# A parent that is a rank itself (a test) must not lend its port to the side.
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
 class WorkerError(RuntimeError):
     """A side's process ended before it answered."""
 
@@ -75,7 +79,8 @@ class Worker:
         self._ranks = [self._start(rank) for rank in range(job.ranks)]
 
     def _start(self, rank: int) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(self.job.threads),
+        inherited = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
+        environment = {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(self.job.threads),
                        "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
                        "WANDB_MODE": "disabled"}  # fmt: skip
         if self.job.ranks > 1:

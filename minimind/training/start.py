@@ -1,12 +1,19 @@
-"""The first moments of a launch script: whoever stops it, while torch and DeepSpeed are imported, is heard, too.
+"""The first and the last moment of a launch script.
 
-Nothing heavy is imported here; that takes eight seconds, in which a signal would kill the rank by Python's default, and
-a launcher that dies would leave an orphan.
+First: whoever stops it, while torch and DeepSpeed are imported, is heard, too. Nothing heavy is imported here; that
+takes eight seconds, in which a signal would kill the rank by Python's default, and a launcher that dies would leave an
+orphan.
+
+Last: the process ends with its exit code at once. Python would take everything apart first, process groups with running
+threads among it, and a rank whose work was done has died of that, once in some hundred ends ("terminate called without an
+active exception", exit code 250).
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 import sys
 from typing import NoReturn
 
@@ -16,13 +23,23 @@ from minimind.training.signals import StoppedEarly, StopRequest, ignore, say_sto
 
 def start(module: str, *arguments: str) -> NoReturn:
     """Import ``module`` and exit through its ``main(*arguments, stop=...)``."""
-    stop = StopRequest()
+    stop, code = StopRequest(), 0
     try:
         stop.install().watch()
         end_with_launcher()
         importlib.import_module(module).main(*arguments, stop=stop)
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
+    except SystemExit as ended:  # argparse's, or main's
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     finally:
         ignore()
-    sys.exit(0)
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with everything written and nothing taken apart."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
