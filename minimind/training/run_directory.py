@@ -20,7 +20,7 @@ from minimind.hardware import Hardware
 from minimind.memory import checkpoint_bytes
 from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training import space
-from minimind.training.checkpoints import Checkpoint, all_checkpoints, point_back
+from minimind.training.checkpoints import LATEST, Checkpoint, all_checkpoints, point, point_back, pointed
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import write_rollbacks
@@ -99,6 +99,9 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
         there = [later.path for later in all_checkpoints(run_dir) if later.step > checkpoint.step]
         what, advice = f"checkpoints after step {checkpoint.step}, of another course: they are", ""
         point_back(run_dir, checkpoint)
+        here = run_dir / "checkpoints" / checkpoint.path.name
+        if pointed(run_dir / LATEST) != here:  # a kill between a checkpoint and its pointer left it behind
+            point(run_dir / LATEST, here)
     if not there:
         return []
     target = next(p for n in range(1, 10_000) if not (p := run_dir / f"earlier-{n}").exists())

@@ -5,8 +5,8 @@ takes eight seconds, in which a signal would kill the rank by Python's default, 
 orphan.
 
 Last: the process ends with its exit code at once. Python would take everything apart first, process groups with running
-threads among it, and a rank whose work was done has died of that, once in some hundred ends ("terminate called without an
-active exception", exit code 250).
+threads among it, and a rank whose work was done has died of that, once in some hundred ends ("terminate called without
+an active exception", exit code 250).
 """
 
 from __future__ import annotations

@@ -177,3 +177,13 @@ def test_resuming_an_earlier_checkpoint_sets_the_later_ones_aside(
     assert sorted(path.name for path in (out / "earlier-1").iterdir()) == ["step-00000004", "step-00000006"]
     assert [record["step"] for record in records(out)] == [1, 2, 3]
     assert "earlier-run" in [finding["code"] for finding in records(out, "finding")]
+
+
+def test_a_resume_points_latest_at_the_checkpoint_that_it_goes_on_from(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert launch("pretrain", "fp32.json", files, out, "--max-steps", "2", *STEADY) == 0
+    (out / "latest").write_text("checkpoints/step-00000001\n")  # killed before the pointer was replaced
+    assert launch("pretrain", "fp32.json", files, out, "--max-steps", "2", *STEADY, "--resume") == 0
+    assert (out / "latest").read_text() == "checkpoints/step-00000002\n"
