@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -98,10 +99,12 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
     else:
         there = [later.path for later in all_checkpoints(run_dir) if later.step > checkpoint.step]
         what, advice = f"checkpoints after step {checkpoint.step}, of another course: they are", ""
-        point_back(run_dir, checkpoint)
-        here = run_dir / "checkpoints" / checkpoint.path.name
-        if pointed(run_dir / LATEST) != here:  # a kill between a checkpoint and its pointer left it behind
-            point(run_dir / LATEST, here)
+        here = replace(checkpoint, path=run_dir / "checkpoints" / checkpoint.path.name)  # as pointers name it
+        point_back(run_dir, here)
+        if (
+            pointed(run_dir / LATEST) != here.path
+        ):  # a kill between a checkpoint and its pointer left it behind
+            point(run_dir / LATEST, here.path)
     if not there:
         return []
     target = next(p for n in range(1, 10_000) if not (p := run_dir / f"earlier-{n}").exists())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,7 +171,18 @@ def test_resuming_an_earlier_checkpoint_sets_the_later_ones_aside(
     assert launch("pretrain", "fp32.json", files, out, "--max-steps", "6", *STEADY) == 0
     first = out / "checkpoints" / "step-00000002"
     assert (
-        launch("pretrain", "fp32.json", files, out, "--max-steps", "3", *STEADY, "--resume", str(first)) == 0
+        launch(
+            "pretrain",
+            "fp32.json",
+            files,
+            out,
+            "--max-steps",
+            "3",
+            *STEADY,
+            "--resume",
+            os.path.relpath(first),
+        )
+        == 0
     )
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
     assert (out / "latest").read_text().strip() == "checkpoints/step-00000003"
