@@ -4,9 +4,12 @@ Contract: ``Decoder(model, cache)(tokens)`` gives the logits of ``model.next_log
 rounding, and moves the cache on. A step reads every weight once and computes little, so its time is how fast a
 product of a few rows reads its weight. Measured on one EPYC core (AVX512-BF16), all products of the 26M shape:
 
-    fp32, 1 row    F.linear (MKL) 9.1 ms, transposed 6.0 ms, and by numpy (OpenBLAS) 5.1 ms, oneDNN's packed form 7.1 ms
+    fp32, 1 row    F.linear (MKL) 9.1 ms, transposed 6.0 ms, oneDNN's packed form 7.1 ms
     fp32, 16 rows  F.linear 18.4 ms, transposed 17.8 ms, packed 10.5 ms
     bf16, 1 row    F.linear 6.3 ms, packed 3.8 ms;  16 rows 9.7 and 5.7 ms
+
+(By numpy's OpenBLAS a transposed fp32 row takes 5.1 ms, but its threads and torch's then wait for each other's cores: with
+two threads on two busy cores 10 tokens/s instead of 31.)
 
 Products of the same input (q, k, v; gate, up) are one product here. Weaknesses: the weights are in memory twice, as
 laid-out ones are kept for the model's next answer; laying them out costs the time of some twenty tokens, so a short
@@ -18,8 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -45,17 +46,16 @@ class Product:
 
     def __init__(self, weights: Sequence[Tensor], rows: int) -> None:
         """``weights``: stacked along O, for products of the same input."""
-        weights = [weight.detach() for weight in weights]  # numpy takes no tensor that wants gradients
         self.packed: Tensor | None = None
-        self.transposed: npt.NDArray[np.float32] | None = None
+        self.transposed: Tensor | None = None
         if rows == 1 and weights[0].dtype == torch.float32:
-            self.transposed = torch.cat([weight.t() for weight in weights], dim=1).numpy()
+            self.transposed = torch.cat([weight.t() for weight in weights], dim=1)
         else:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights), rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.transposed is not None:
-            return torch.from_numpy(x.numpy() @ self.transposed)
+            return x @ self.transposed
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
         return product
 
