@@ -8,8 +8,8 @@ product of a few rows reads its weight. Measured on one EPYC core (AVX512-BF16),
     fp32, 16 rows  F.linear 18.4 ms, transposed 17.8 ms, packed 10.5 ms
     bf16, 1 row    F.linear 6.3 ms, packed 3.8 ms;  16 rows 9.7 and 5.7 ms
 
-(By numpy's OpenBLAS a transposed fp32 row takes 5.1 ms, but its threads and torch's then wait for each other's cores: with
-two threads on two busy cores 10 tokens/s instead of 31.)
+(By numpy's OpenBLAS a transposed fp32 row takes 5.1 ms, but its threads and torch's then wait for each other's cores:
+with two threads on two busy cores 10 tokens/s instead of 31.)
 
 Products of the same input (q, k, v; gate, up) are one product here. Weaknesses: the weights are in memory twice, as
 laid-out ones are kept for the model's next answer; laying them out costs the time of some twenty tokens, so a short
@@ -48,10 +48,11 @@ class Product:
         """``weights``: stacked along O, for products of the same input."""
         self.packed: Tensor | None = None
         self.transposed: Tensor | None = None
-        if rows == 1 and weights[0].dtype == torch.float32:
-            self.transposed = torch.cat([weight.t() for weight in weights], dim=1)
+        stacked = torch.cat(tuple(weights))
+        if rows == 1 and stacked.dtype == torch.float32:
+            self.transposed = stacked.t().contiguous()
         else:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights), rows)
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(stacked, rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.transposed is not None:
