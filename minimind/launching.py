@@ -24,6 +24,17 @@ def free_port() -> int:
     return port
 
 
+def find_launcher() -> Path:
+    """The `deepspeed` script beside this interpreter; the first on PATH may belong to another environment.
+
+    Raises UserError when there is none.
+    """
+    launcher = Path(sys.executable).parent / "deepspeed"
+    if not launcher.exists():
+        raise UserError(f"no deepspeed launcher at {launcher}: run `make`, or pip install deepspeed there")
+    return launcher
+
+
 def deepspeed_command(
     script: Path, arguments: Sequence[str] = (), num_processes: int | None = None
 ) -> list[str]:
@@ -33,10 +44,7 @@ def deepspeed_command(
     ``num_processes`` None leaves the choice to the launcher: all GPUs, or one process on a CPU.
     Raises UserError when the launcher or the script is missing.
     """
-    # Beside the interpreter, not the first on PATH: that one may belong to another environment.
-    launcher = Path(sys.executable).parent / "deepspeed"
-    if not launcher.exists():
-        raise UserError(f"no deepspeed launcher at {launcher}: run `make`, or pip install deepspeed there")
+    launcher = find_launcher()
     if not script.is_file():
         raise UserError(f"no launch script at {script}: run this from a checkout of the repository")
     count = [] if num_processes is None else ["--num_gpus", str(num_processes)]

@@ -12,7 +12,6 @@ with the ranks' exit code. As a subreaper (prctl(2)) this process adopts what lo
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -22,7 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from minimind.errors import UserError
-from minimind.training.parents import PR_SET_PDEATHSIG, children, environment
+from minimind.launching import find_launcher
+from minimind.training.parents import PR_SET_PDEATHSIG, children, environment, prctl
 from minimind.training.signals import HANDLED, take_over, tell
 
 PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
@@ -38,10 +38,8 @@ def launch(words: Sequence[str]) -> int:
     """
     if sys.platform != "linux":
         raise UserError("`minimind launch` needs Linux; start with `deepspeed` itself")
-    launcher = Path(sys.executable).parent / "deepspeed"
-    if not launcher.exists():
-        raise UserError(f"no deepspeed launcher at {launcher}: run `make`, or pip install deepspeed there")
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    launcher = find_launcher()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     runner = subprocess.Popen(
         [sys.executable, str(launcher), *words], start_new_session=True, preexec_fn=_before_runner
     )
@@ -50,11 +48,7 @@ def launch(words: Sequence[str]) -> int:
 
 def _before_runner() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the ranks notice, and stop as asked
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the ranks notice, and stop as asked
 
 
 class Supervisor:

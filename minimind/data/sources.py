@@ -63,7 +63,7 @@ class Chunk:
     def num_bytes(self) -> int:
         """About how much text it holds."""
         raw = sum(len(line) for line in self.lines if isinstance(line, bytes))
-        return raw + sum(_text_size(record.value) for record in self.parsed)
+        return raw + sum(characters(record.value) for record in self.parsed)
 
     def records(self) -> Iterator[Record]:
         """Parse lazily: this is the part of reading that workers do in parallel."""
@@ -80,20 +80,6 @@ class Chunk:
             return Record(parser.parse(charsets.decode(line, self.encoding)), self.file, number)
         except ValueError as error:
             return Record(None, self.file, number, str(error), line[:2000].decode("utf-8", "replace"))
-
-
-def _text_size(value: object) -> int:
-    """Characters in all strings of a parsed value."""
-    pending, size = [value], 0
-    while pending:
-        item = pending.pop()
-        if isinstance(item, str):
-            size += len(item)
-        elif isinstance(item, dict):
-            pending.extend(item.values())
-        elif isinstance(item, list):
-            pending.extend(item)
-    return size
 
 
 def read_records(

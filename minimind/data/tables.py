@@ -95,8 +95,14 @@ def parquet_values(head: Head) -> Iterator[Value]:
 
 
 def characters(value: object) -> int:
-    """How much text a row holds, in all of its cells."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(map(characters, inner))
+    """How much text a parsed value (a row, a record) holds, in all that is in it, however deep."""
+    pending, size = [value], 0
+    while pending:
+        item = pending.pop()
+        if isinstance(item, (str, bytes)):
+            size += len(item)
+        elif isinstance(item, dict):
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)
+    return size

@@ -33,6 +33,11 @@ class Checkpoint:
     path: Path
     step: int
 
+    @property
+    def run_dir(self) -> Path:
+        """The run directory that holds it, absolute: ``path`` may be a bare name."""
+        return self.path.resolve().parents[1]
+
 
 def directories(run_dir: Path, step: int) -> tuple[Path, Path]:
     """Where the checkpoint of ``step`` is written, and where it is once it is complete."""
@@ -106,7 +111,7 @@ def point_back(run_dir: Path, good: Checkpoint | None) -> None:
 
 def restore_best(run_dir: Path, step: int | None) -> None:
     """Point ``best`` at the checkpoint of ``step``, if there is one: a kill between the two left it behind."""
-    best = run_dir / "checkpoints" / f"step-{step or 0:08d}"
+    best = directories(run_dir, step or 0)[1]
     if best.is_dir() and pointed(run_dir / BEST) != best:
         point(run_dir / BEST, best)
 

@@ -28,7 +28,7 @@ from minimind.training.saver import Saver
 from minimind.training.setup import Data, Plan
 from minimind.training.signals import StopRequest
 from minimind.training.step import StepResult, train_step
-from minimind.training.trouble import Trouble, Watch
+from minimind.training.trouble import LEAD, Trouble, Watch
 
 LOOK_UP = 8  # batches of an evaluation between looks at the request to stop
 NOT_FINITE = ("loss-not-finite", "gradient-not-finite")  # findings that name their samples
@@ -227,5 +227,5 @@ def last_good(run: Run) -> set[Path]:
     onset = run.watch.open_onset()
     if onset is None:
         return set()
-    before = [c.path for c in all_checkpoints(run.run_dir) if c.step <= onset - 2]
+    before = [c.path for c in all_checkpoints(run.run_dir) if c.step <= onset - LEAD]
     return set(before[:1])

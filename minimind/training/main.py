@@ -21,7 +21,6 @@ from minimind.hardware import Hardware, detect
 from minimind.model import Transformer
 from minimind.training import setup
 from minimind.training.arguments import config_options, parse
-from minimind.training.checkpoints import restore_best
 from minimind.training.control import Control
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Engine, start_processes
@@ -96,7 +95,9 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
     resolved = engine.resolved
 
     if not arguments.dry_run:
-        notes += control.first_does(lambda: open_directory(config, resolved, hardware, data.tokenizer, start))
+        notes += control.first_does(
+            lambda: open_directory(config, resolved, hardware, data.tokenizer, start, progress.best_step)
+        )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
     for finding in [*resolved.findings, *notes, *usual_rates(kind, config, resolved)]:
@@ -166,8 +167,6 @@ def open_metrics(
     start: Start,
 ) -> Metrics:
     """The run's metrics, cut back to the resumed step; an old run's are kept under another name."""
-    if start.checkpoint is not None and rank == 0 and not arguments.dry_run:
-        restore_best(config.output_dir, progress.best_step)
     return Metrics(
         config.output_dir,
         rank,

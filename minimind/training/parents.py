@@ -28,12 +28,17 @@ def end_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # only the launcher sets CROSS_RANK, and it is gone already
     if sys.platform != "linux" or "deepspeed.launcher.launch" not in _command(launcher):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     runner = _parent(launcher)
     if os.getppid() != launcher:  # it died before the line above took effect
         os.kill(os.getpid(), signal.SIGTERM)
     elif "deepspeed" in _command(runner):  # over ssh the launcher's parent is a shell, which may go
         threading.Thread(target=_watch, args=(launcher, runner), name="parents", daemon=True).start()
+
+
+def prctl(option: int, value: int) -> None:
+    """Set one of this process's options (prctl(2)). Linux only."""
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def siblings() -> list[int]:

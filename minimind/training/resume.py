@@ -84,12 +84,11 @@ def find_start(resume: str | None, run_dir: Path) -> Start:
 
 def _rollbacks(checkpoint: Checkpoint) -> list[Rollback]:
     """Those of the checkpoint's run. UserError if they can't be read: the data order would silently be another."""
-    run_dir = checkpoint.path.parents[1]
     try:
-        return read_rollbacks(run_dir, checkpoint.step)
+        return read_rollbacks(checkpoint.run_dir, checkpoint.step)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{run_dir / RECOVERY}: can't be read ({error}), and with it which data this run has left out; "
+            f"{checkpoint.run_dir / RECOVERY}: can't be read ({error}), and with it which data this run has left out; "
             "restore the file, or start a new run without --resume"
         ) from None
 

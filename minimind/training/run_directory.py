@@ -21,7 +21,16 @@ from minimind.hardware import Hardware
 from minimind.memory import checkpoint_bytes
 from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training import space
-from minimind.training.checkpoints import LATEST, Checkpoint, all_checkpoints, point, point_back, pointed
+from minimind.training.checkpoints import (
+    LATEST,
+    Checkpoint,
+    all_checkpoints,
+    directories,
+    point,
+    point_back,
+    pointed,
+    restore_best,
+)
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import write_rollbacks
@@ -42,15 +51,23 @@ MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision 
 
 
 def open_directory(
-    config: RunConfig, resolved: Resolved, hardware: Hardware, tokenizer: Tokenizer, start: Start
+    config: RunConfig,
+    resolved: Resolved,
+    hardware: Hardware,
+    tokenizer: Tokenizer,
+    start: Start,
+    best_step: int | None,
 ) -> list[Finding]:
     """Make the output directory ready for a run that begins at ``start``; findings about it. Rank 0 only.
+
+    ``best_step``: the step of its best held-out loss so far.
 
     Raises UserError when the directory can't be written, or has no room for a checkpoint.
     """
     run_dir = config.output_dir
     with _writing(run_dir):
         findings = _other_courses(run_dir, start.checkpoint)
+        restore_best(run_dir, best_step)
         if start.rollbacks or (run_dir / RECOVERY).exists():
             run_dir.mkdir(parents=True, exist_ok=True)
             write_rollbacks(run_dir, start.rollbacks)
@@ -93,17 +110,16 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
     Otherwise a later --resume would take the old checkpoints, which may be at later steps, for the run's own.
     metrics.jsonl is cut back or renamed by metrics_file.py.
     """
-    if checkpoint is None or checkpoint.path.resolve().parents[1] != run_dir.resolve():
+    if checkpoint is None or checkpoint.run_dir != run_dir.resolve():
         there = [run_dir / name for name in PRODUCTS if (run_dir / name).exists()]
         what, advice = "an earlier run: its checkpoints and model are", "; --resume goes on with a run"
     else:
         there = [later.path for later in all_checkpoints(run_dir) if later.step > checkpoint.step]
         what, advice = f"checkpoints after step {checkpoint.step}, of another course: they are", ""
-        here = replace(checkpoint, path=run_dir / "checkpoints" / checkpoint.path.name)  # as pointers name it
+        here = replace(checkpoint, path=directories(run_dir, checkpoint.step)[1])  # as pointers name it
         point_back(run_dir, here)
-        if (
-            pointed(run_dir / LATEST) != here.path
-        ):  # a kill between a checkpoint and its pointer left it behind
+        # A kill between a checkpoint and its pointer left `latest` behind.
+        if pointed(run_dir / LATEST) != here.path:
             point(run_dir / LATEST, here.path)
     if not there:
         return []

@@ -27,6 +27,7 @@ from minimind.training.health_rules import spike
 if TYPE_CHECKING:
     from minimind.training.metrics import StepMetrics
 
+LEAD = 2  # steps before a spike's first from which weights are trusted: its cause may be the update before it
 BACK = 8  # losses whose median tells whether a spike has healed
 
 
@@ -41,8 +42,8 @@ class Trouble:
 
     @property
     def last_good(self) -> int:
-        """The latest step whose weights are trusted. A spike's cause may be the update before it."""
-        return self.onset - (2 if self.code == "spike" else 1)
+        """The latest step whose weights are trusted."""
+        return self.onset - (LEAD if self.code == "spike" else 1)
 
 
 class Watch:
