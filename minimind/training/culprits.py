@@ -1,9 +1,8 @@
-"""Which samples made a step's loss NaN or inf: its rows once more, one by one, without gradients."""
+"""Which samples made a step's loss NaN or inf: its micro-batches once more, without gradients, row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -45,24 +44,13 @@ def _bad_rows(engine: SupportsForward, micro_batches: Iterable[Batch]) -> list[i
     engine.module.eval()
     bad = []
     for batch in micro_batches:
-        for index, row in enumerate(batch.rows):
-            if row != EMPTY_ROW and not _row_loss(engine, batch, index).isfinite():
-                bad.append(row)
+        there = batch.to(engine.device)
+        inputs = (there.input_ids, there.labels, there.position_ids, there.document_ids)
+        _, losses = engine.module(*inputs, by_row=True)
+        finite = losses.isfinite().tolist()
+        bad += [row for row, fine in zip(batch.rows, finite, strict=True) if row != EMPTY_ROW and not fine]
     engine.module.train(was_training)
     return bad
-
-
-def _row_loss(engine: SupportsForward, batch: Batch, index: int) -> torch.Tensor:
-    one = slice(index, index + 1)
-    row = replace(
-        batch,
-        input_ids=batch.input_ids[one],
-        labels=batch.labels[one],
-        position_ids=batch.position_ids[one],
-        document_ids=batch.document_ids[one],
-    ).to(engine.device)
-    loss: torch.Tensor = engine.module(row.input_ids, row.labels, row.position_ids, row.document_ids)
-    return loss
 
 
 def shorten(samples: list[str]) -> str:

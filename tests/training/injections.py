@@ -23,9 +23,17 @@ def poisoned(patch: pytest.MonkeyPatch, token: int) -> Iterator[None]:
     """A row that holds ``token`` gives a NaN loss."""
     forward = Transformer.forward
 
-    def sick(self: Transformer, input_ids: torch.Tensor, labels: Any = None, *rest: Any) -> torch.Tensor:
-        loss = forward(self, input_ids, labels, *rest)
-        return loss * torch.nan if labels is not None and bool((input_ids == token).any()) else loss
+    def sick(
+        self: Transformer, input_ids: torch.Tensor, labels: Any = None, *rest: Any, by_row: bool = False
+    ) -> Any:
+        result = forward(self, input_ids, labels, *rest, by_row=by_row)
+        ill = (input_ids == token).any(1)  # [B]
+        if labels is None or not bool(ill.any()):
+            return result
+        if not by_row:
+            return result * torch.nan
+        total, rows = result
+        return total * torch.nan, rows.masked_fill(ill, torch.nan)
 
     patch.setattr(Transformer, "forward", sick)
     yield
