@@ -28,7 +28,7 @@ def new_llama(job: Job) -> Any:
     settings = llama_config(config, torch.float32)
     del settings["torch_dtype"]
     llama = LlamaForCausalLM(LlamaConfig(**settings))
-    llama.load_state_dict(Transformer(config, seed=42).state_dict(), strict=False)
+    llama.load_state_dict(Transformer(config, seed=job.seed).state_dict(), strict=False)
     llama.tie_weights()
     return llama
 
@@ -55,13 +55,13 @@ def documents(job: Job, longest: int) -> list[list[int]]:
     """Shuffled training documents, cut at ``longest`` tokens with the eos kept; or full packed rows of tokens."""
     store = TokenStore.open(job.train)
     if job.documents == "rows":
-        batches = Batches(store, job.row_length, job.micro_batch, accumulation=1, world_size=1, seed=42)
+        batches = Batches(store, job.row_length, job.micro_batch, accumulation=1, world_size=1, seed=job.seed)
         return [
             row
             for step in range(job.total_steps)
             for row in batches.micro_batches(step, 0)[0].input_ids.tolist()
         ]
-    order = np.random.default_rng(42).permutation(len(store))
+    order = np.random.default_rng(job.seed).permutation(len(store))
     return [cut(store.document(int(index)).tolist(), longest) for index in order]
 
 

@@ -40,9 +40,11 @@ class BareLoop:
         self.batches = self._rows(job)
         self.peak = Peak()
         config = ModelConfig.preset(job.preset, vocab_size=job.vocab_size)
-        wide = Transformer(config, seed=42).to(self.device)
+        wide = Transformer(config, seed=job.seed).to(self.device)
         half = job.precision != "fp32"
-        self.model = Transformer(config, seed=42).to(self.device, DTYPES[job.precision]) if half else wide
+        self.model = (
+            Transformer(config, seed=job.seed).to(self.device, DTYPES[job.precision]) if half else wide
+        )
         self.masters = list(wide.parameters())
         groups = parameter_groups(wide, "AdamW", {"weight_decay": 0.01})
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), fused=True)
@@ -55,7 +57,7 @@ class BareLoop:
     @staticmethod
     def _rows(job: Job) -> Iterator[Batch]:
         store = TokenStore.open(job.train)
-        batches = Batches(store, job.row_length, job.micro_batch, accumulation=1, world_size=1, seed=42)
+        batches = Batches(store, job.row_length, job.micro_batch, accumulation=1, world_size=1, seed=job.seed)
         ready = [batches.micro_batches(step, 0)[0] for step in range(min(PREPARED, job.total_steps))]
         while True:
             yield from ready

@@ -1,19 +1,22 @@
 """Our trainer, as it is: ``minimind.training.loop.train`` with engine, prefetching, recorder and metrics file.
 
-Only one thing differs from a run: the checkpoint that ends every run is left out, because here each round ends a
-``train`` call. What checkpoints cost is cadence.py's subject.
+One ``train`` call serves all rounds: between them it waits for the parent, before a step. Only one thing differs from a
+run: no checkpoint is saved. What checkpoints cost is cadence.py's subject.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from benchmarks.memory_use import Peak
-from benchmarks.traffic import counting
+from benchmarks.traffic import Traffic, counting
 from benchmarks.workers import Commands, Job
 from minimind.config import load_run_config
 from minimind.data.batches import SequentialBatches
@@ -31,20 +34,49 @@ from minimind.training.saver import Saver
 from minimind.training.signals import StopRequest
 
 
+class Finished(Exception):
+    """The parent wants no more steps."""
+
+
 def serve(job: Job, commands: Commands) -> None:
     """Answer the parent until it says quit."""
     start_processes(emulate_fp16=bool(job.settings.get("emulate_fp16")))
     peak = Peak()
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, counting() as traffic:
         run = make_run(job, Path(directory))
+        run.plan = replace(run.plan, total_steps=2**40)  # the parent says when it is enough
         commands.evaluate = lambda: held_out(run)
-        while (steps := commands.next()) is not None:
+        commands.extra = lambda: {"peak": peak.bytes(), "traffic": traffic.by_name()}
+        loop.train_step = paced(loop.train_step, run, commands, traffic)
+        with suppress(Finished):
+            loop.train(run)
+
+
+def paced(
+    work: Callable[..., Any], run: loop.Run, commands: Commands, traffic: Traffic
+) -> Callable[..., Any]:
+    """The loop's ``train_step``, which before the first step of a round waits for the parent.
+
+    So what follows a step (reports, health, fetching the next rows) counts, and what a run does once does not.
+    """
+    left: int | None = 0
+    before: int | None = None  # trained tokens when the round began
+
+    @wraps(work)
+    def step(*arguments: Any, **options: Any) -> Any:
+        nonlocal left, before
+        if left == 0:
+            if before is not None:
+                commands.done(run.progress.tokens - before)
             before = run.progress.tokens
-            run.plan = replace(run.plan, total_steps=run.progress.step + steps)
-            with counting() as traffic:
-                loop.train(run)
-            commands.extra = lambda: {"peak": peak.bytes(), "traffic": traffic.by_name()}
-            commands.done(run.progress.tokens - before)
+            traffic.calls.clear()
+            left = commands.next()
+        if left is None:
+            raise Finished
+        left -= 1
+        return work(*arguments, **options)
+
+    return step
 
 
 def make_run(job: Job, directory: Path) -> loop.Run:
@@ -52,7 +84,7 @@ def make_run(job: Job, directory: Path) -> loop.Run:
     preset = {"preset": job.preset, "vocab_size": job.vocab_size}
     values: dict[str, Any] = {
         "model": preset, "max_seq_length": job.row_length, "per_device_train_batch_size": job.micro_batch,
-        "max_steps": job.total_steps, "output_dir": str(directory), **job.settings}  # fmt: skip
+        "max_steps": job.total_steps, "output_dir": str(directory), "seed": job.seed, **job.settings}  # fmt: skip
     config = load_run_config(None, [], values)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     resolved = resolve(Path(job.deepspeed_config), config, world, detect(), config.emulate_fp16)

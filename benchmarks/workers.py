@@ -39,6 +39,7 @@ class Job:
     threads: int = 2
     ranks: int = 1
     vocab_size: int = 6400
+    seed: int = 42  # of initial weights and data order
     learning_rate: float | None = None
     documents: str = "documents"  # "rows": the others get full rows too, for memory at equal shapes
     compile: bool = False

@@ -139,6 +139,10 @@ class Engine:
         if self._scaler_update is not None:
             self.optimizer._update_scale = self._postpone_scale_update
         self._bare = resolved.stage == 0 and resolved.precision == "fp32"
+        if self.world_size == 1:
+            # DeepSpeed copies all gradients into one tensor, reduces it over one rank and copies them back: 3% of a
+            # step of the 26M model on a CPU, for the same bits.
+            self.ds.buffered_allreduce_fallback = lambda *_, **__: None
 
     # One optimizer step: forward and backward for each micro-batch, then update.
 
