@@ -84,7 +84,8 @@ def estimate_memory(
         gradients=round(_gradient_bytes(resolved, count, share)),
         update_copy=0 if resolved.offload else round(update_copy),
         buckets=(2 if half else 4) * min(bucket, count),
-        activations=tokens * activation_bytes_per_token(run.model, half, run.gradient_checkpointing),
+        activations=tokens
+        * activation_bytes_per_token(run.model, half, run.gradient_checkpointing, device_type),
         logits=_logits_bytes(run.model, tokens, device_type),
         host=round(moved),
     )
@@ -111,18 +112,35 @@ def _gradient_bytes(resolved: Resolved, count: int, share: float) -> float:
     return size * count
 
 
-def activation_bytes_per_token(model: ModelConfig, half: bool, checkpointing: bool = False) -> int:
-    """What a forward pass keeps for one token: by layer two norms' inputs and outputs, queries, keys and values
-    before and after rotation, the attention's output, and gate, up and their product. With checkpointing one
-    input by layer and one whole layer.
-    """
-    queries = model.num_attention_heads * model.head_dim
-    keys = model.num_key_value_heads * model.head_dim
-    layer = 4 * model.hidden_size + 3 * queries + 3 * keys + 3 * model.intermediate_size
+def activation_bytes_per_token(
+    model: ModelConfig, half: bool, checkpointing: bool = False, device_type: str = "cuda"
+) -> int:
+    """What a forward pass keeps for one token. With checkpointing: one input by layer and one whole layer."""
+    layer = _layer_numbers_cpu(model, half) if device_type == "cpu" else _layer_numbers(model)
     size = 2 if half else 4
     if checkpointing:
         return size * (model.num_hidden_layers * model.hidden_size + layer)
     return size * model.num_hidden_layers * layer
+
+
+def _widths(model: ModelConfig) -> tuple[int, int]:
+    """Numbers of a token in all query heads, and in all key heads."""
+    return model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+
+
+def _layer_numbers(model: ModelConfig) -> int:
+    """Of an uncompiled layer: two norms' inputs and outputs, queries, keys and values before and after rotation, the
+    attention's output, and gate, up and their product."""
+    queries, keys = _widths(model)
+    return 4 * model.hidden_size + 3 * queries + 3 * keys + 3 * model.intermediate_size
+
+
+def _layer_numbers_cpu(model: ModelConfig, half: bool) -> int:
+    """As recompute.py leaves it: two norms' inputs, queries, keys and values after rotation, the attention's output
+    (in fp32 also as its kernel keeps it), gate and up. Half precision that the processor only emulates keeps more."""
+    queries, keys = _widths(model)
+    outputs = queries if half else 2 * queries
+    return 2 * model.hidden_size + queries + 2 * keys + outputs + 2 * model.intermediate_size
 
 
 def _logits_bytes(model: ModelConfig, tokens: int, device_type: str) -> int:

@@ -22,7 +22,8 @@ from minimind import attention
 from minimind.attention import KVCache, Plan
 from minimind.loss import cross_entropy_by_row, summed_cross_entropy
 from minimind.model_config import PRESETS, ModelConfig
-from minimind.ops import linear, rms_norm, rope_tables, rotate, swiglu
+from minimind.ops import linear, rms_norm, rope_tables, rotate
+from minimind.recompute import normed_projections, swiglu_down
 
 __all__ = ["PRESETS", "KVCache", "ModelConfig", "Transformer"]
 
@@ -51,6 +52,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
+    def projected(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
+        """The linear ``layers`` of the normed ``x``; in eager training on a CPU the normed ``x`` is not kept."""
+        return normed_projections(x, self.weight, self.eps, [layer.weight for layer in layers])
+
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions."""
@@ -65,11 +70,10 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.hidden_size, keys)
         self.o_proj = Linear(queries, config.hidden_size)
 
-    def forward(self, x: Tensor, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
-        batch, length, _ = x.shape
-        q = rotate(self.q_proj(x).view(batch, length, -1, self.head_dim), tables)  # [B, T, heads, D]
-        k = rotate(self.k_proj(x).view(batch, length, -1, self.head_dim), tables)  # [B, T, kv_heads, D]
-        v = self.v_proj(x).view(batch, length, -1, self.head_dim)
+    def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
+        projected = norm.projected(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (y.view(*x.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
+        q, k = rotate(q, tables), rotate(k, tables)
         if cache is not None:
             k, v = cache.append(self.index, k, v)
         return self.o_proj(attention.attend(plan, q, k, v).flatten(2))
@@ -84,12 +88,13 @@ class MLP(nn.Module):
         self.up_proj = Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+    def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        gate, up = norm.projected(x, self.gate_proj, self.up_proj)
+        return swiglu_down(gate, up, self.down_proj.weight)
 
 
 class Layer(nn.Module):
-    """Attention and SwiGLU, each on a normed copy of the residual stream."""
+    """Attention and SwiGLU, each of the normed residual stream, added to it."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -99,8 +104,8 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), tables, plan, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.self_attn(x, self.input_layernorm, tables, plan, cache)
+        return x + self.mlp(x, self.post_attention_layernorm)
 
 
 class Body(nn.Module):
@@ -119,7 +124,7 @@ class Transformer(nn.Module):
     """The language model. ``seed=None`` leaves the weights unset, for a ``load_state_dict`` that follows.
 
     ``gradient_checkpointing`` (attribute): recompute each layer in the backward pass; less memory, a third
-    more work, the same gradients. ``attention_backend`` (attribute): "auto", "runs", "mask" or "flex"; see
+    more work, the same gradients. ``attention_backend`` (attribute): "auto", "runs", "blocks", "mask" or "flex"; see
     ``attention.py``. ``output_size`` (attribute): ids from here on are never generated; a tokenizer may hold fewer
     pieces than the vocabulary has rows, and the rows beyond it were never trained.
     """
@@ -169,7 +174,7 @@ class Transformer(nn.Module):
         if cache is not None:
             plan, positions = cache.plan(length), cache.positions(length)
         else:
-            plan = attention.plan(document_ids, self.attention_backend)
+            plan = attention.plan(document_ids, self.attention_backend, self.output_weight.dtype)
             positions = torch.arange(length, device=input_ids.device)[None]
         positions = positions if position_ids is None else position_ids
         tables = rope_tables(positions, self.config.head_dim, self.config.rope_theta)

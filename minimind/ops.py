@@ -1,4 +1,4 @@
-"""The four pointwise-and-matmul pieces of the transformer, each in the fastest exact form for where it
+"""The pointwise-and-matmul pieces of the transformer, each in the fastest exact form for where it
 runs.
 
 Contract: every function has one meaning, whatever form runs. Half precision in and out means fp32 inside,
@@ -46,7 +46,8 @@ def apply(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
     return output
 
 
-def _hand_written(x: Tensor) -> bool:
+def hand_written(x: Tensor) -> bool:
+    """Whether the hand-written gradients run: eager training on a CPU."""
     return x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
@@ -56,18 +57,33 @@ class _LinearThroughFp32(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return F.linear(x.float(), weight.float()).to(x.dtype)
+        return product(x, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        grad32, grad_x, grad_weight = grad.float(), None, None
-        if ctx.needs_input_grad[0]:
-            grad_x = (grad32 @ weight.float()).to(x.dtype)
-        if ctx.needs_input_grad[1]:
-            grad_weight = (grad32.flatten(0, -2).t() @ x.float().flatten(0, -2)).to(weight.dtype)
-        return grad_x, grad_weight
+        needs_x, needs_weight = ctx.needs_input_grad
+        grad_x = input_gradient(grad, weight) if needs_x else None
+        return grad_x, weight_gradient(grad, x) if needs_weight else None
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x`` [..., I] times ``weight`` [O, I] transposed, without autograd, sums in fp32, rounded once."""
+    return F.linear(x.float(), weight.float()).to(x.dtype) if through_fp32(x) else F.linear(x, weight)
+
+
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """Gradient of ``product``'s ``x``, of ``grad`` [..., O]."""
+    return (grad.float() @ weight.float()).to(grad.dtype) if through_fp32(grad) else grad @ weight
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Gradient of ``product``'s ``weight``, [O, I]."""
+    rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+    if through_fp32(grad):
+        return (rows.float().t() @ inputs.float()).to(grad.dtype)
+    return rows.t() @ inputs
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -79,7 +95,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     if x.numel() == x.shape[-1]:
         # One token: reading the weights is the whole cost; widening them first would move them twice more.
         return F.linear(x, weight)
-    return F.linear(x.float(), weight.float()).to(x.dtype)
+    return product(x, weight)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -87,29 +103,41 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x32 = x.float()
-        mean_square = torch.linalg.vector_norm(x32, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-        scale = mean_square.add_(eps).rsqrt_()  # [..., 1], 1 / rms
+        scale = inverse_rms(x, eps)
         ctx.save_for_backward(x, weight, scale)
-        normed: Tensor = (x32 * scale).mul_(weight.float()).to(x.dtype)
-        return normed
+        return scaled(x, scale, weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight, scale = ctx.saved_tensors
-        x32, grad32, weight32 = x.float(), grad.float(), weight.float()
-        product = (grad32 * x32).flatten(0, -2)  # [N, D]
-        grad_weight = scale.view(1, -1) @ product  # sum over rows of grad * x / rms
-        along = (product @ weight32).view_as(scale)  # [..., 1], how far the gradient points along x
-        grad_x = (grad32 * weight32).mul_(scale)
-        grad_x.addcmul_(x32, along * scale.pow(3), value=-1.0 / x.shape[-1])
-        return grad_x.to(x.dtype), grad_weight.view(-1).to(weight.dtype), None
+        return *rms_norm_gradients(grad, *ctx.saved_tensors), None
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the last dimension, fp32 [..., 1]."""
+    mean_square = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    return mean_square.add_(eps).rsqrt_()
+
+
+def scaled(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    """``x * scale * weight`` in fp32, rounded once: RMSNorm, its ``scale`` known."""
+    return (x.float() * scale).mul_(weight.float()).to(x.dtype)
+
+
+def rms_norm_gradients(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of RMSNorm's ``x`` and ``weight``; ``scale`` is ``inverse_rms`` of ``x``."""
+    x32, grad32, weight32 = x.float(), grad.float(), weight.float()
+    product = (grad32 * x32).flatten(0, -2)  # [N, D]
+    grad_weight = scale.view(1, -1) @ product  # sum over rows of grad * x / rms
+    along = (product @ weight32).view_as(scale)  # [..., 1], how far the gradient points along x
+    grad_x = (grad32 * weight32).mul_(scale)
+    grad_x.addcmul_(x32, along * scale.pow(3), value=-1.0 / x.shape[-1])
+    return grad_x.to(x.dtype), grad_weight.view(-1).to(weight.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, in fp32, rounded once at the end."""
-    if _hand_written(x):
+    if hand_written(x):
         return apply(_RmsNorm, x, weight, eps)
     x32 = x.float()
     return F.rms_norm(x32, (x.shape[-1],), weight.float(), eps).to(x.dtype)
@@ -152,7 +180,7 @@ class _Rotate(torch.autograd.Function):
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary positions, half-rotation form (channel i turns with i + head_dim / 2). ``x`` [B, T, heads, D]."""
-    return apply(_Rotate, x, *tables) if _hand_written(x) else _rotate(x, *tables)
+    return apply(_Rotate, x, *tables) if hand_written(x) else _rotate(x, *tables)
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -161,14 +189,23 @@ class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
+        return gated(gate, up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        grad_up = F.silu(gate).mul_(grad)
-        return torch.ops.aten.silu_backward(grad * up, gate), grad_up
+        return swiglu_gradients(grad, *ctx.saved_tensors)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """``silu(gate) * up`` without autograd."""
+    return F.silu(gate).mul_(up)
+
+
+def swiglu_gradients(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of ``gate`` and ``up``."""
+    grad_up = F.silu(gate).mul_(grad)
+    return torch.ops.aten.silu_backward(grad * up, gate), grad_up
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

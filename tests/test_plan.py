@@ -112,14 +112,18 @@ def test_body_parameters_are_the_two_dimensional_ones(preset: str) -> None:
     assert body_parameters(model) == model.num_parameters() - model.vocab_size * model.hidden_size - norms
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_activations_are_what_autograd_keeps(checkpointing: bool) -> None:
+def test_activations_are_what_autograd_keeps_on_a_cpu(checkpointing: bool, half: bool) -> None:
     """Two against four layers, so that everything outside the layers cancels."""
     tokens, kept = 256, []
     for layers in (2, 4):
         config = ModelConfig.preset("tiny", vocab_size=64, num_hidden_layers=layers)
         model = Transformer(config)
         model.gradient_checkpointing = checkpointing
+        if half:
+            model = model.bfloat16()
+            model.attention_backend = "blocks"  # what a processor that multiplies bf16 takes
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
         seen: dict[int, torch.Tensor] = {}
 
@@ -134,7 +138,9 @@ def test_activations_are_what_autograd_keeps(checkpointing: bool) -> None:
         kept.append(sum(tensor.untyped_storage().nbytes() for tensor in seen.values()))
     config = ModelConfig.preset("tiny", vocab_size=64)
     formula = [
-        activation_bytes_per_token(config.model_copy(update={"num_hidden_layers": n}), False, checkpointing)
+        activation_bytes_per_token(
+            config.model_copy(update={"num_hidden_layers": n}), half, checkpointing, "cpu"
+        )
         for n in (2, 4)
     ]
     assert (kept[1] - kept[0]) / tokens == pytest.approx(formula[1] - formula[0], rel=0.05)
