@@ -101,7 +101,7 @@ def _engine(config: RunConfig, source: Path) -> tuple[Engine, Callable[[], objec
     resolved = resolve(source, config, 1, hardware, num_parameters=config.model.num_parameters())
     data = setup.prepare_data(Control(), "pretrain", config)
     batches = setup.make_batches(data, config, resolved)
-    plan = setup.plan_steps(config, batches.steps_per_epoch, False)
+    plan = setup.plan_steps(config, batches, held_out=None)
     engine = setup.build_engine(setup.new_model(config), resolved, plan.schedule.factor, config)
     steps = iter(range(plan.total_steps))
     step = lambda: train_step(engine, list(batches.micro_batches(next(steps), 0)))  # noqa: E731
