@@ -86,7 +86,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
     size, step = figures["checkpoint_bytes"] / 1e6, figures["step"]
     beside = figures.get("step_beside", step)
     return [
-        f"checkpoint {size:.0f} MB, step {step:.2f} s, default cadence {figures['save_steps']} steps",
+        f"checkpoint {size:.0f} MB, step {step:.2f} s, planned cadence {figures['save_steps']} steps",
         f"save at once         {figures['at_once']:.2f} s, {figures['at_once_share_of_interval']:.2%} of an interval",
         f"save in background   {figures['stall']:.2f} s, {figures['stall_share_of_interval']:.2%} of an interval",
         f"training waits {figures['at_once'] / figures['stall']:.1f} times shorter; "
