@@ -3,9 +3,10 @@
     python benchmarks/cadence.py [--data F] [--steps 20] [--run-steps 150,1000,80000] [--threads 2] [--json OUT]
 
 The real loop runs --steps steps with a checkpoint and an evaluation every --every of them; the functions that the loop
-calls for both are timed. Medians of a step, a save and an evaluation then give their shares of runs of other lengths at
-the cadence that the trainer chooses by itself (setup.plan_steps: ten a run, at most 1,000 steps apart). The held-out
-text is --held-out-kilobytes of JSON.
+calls for both are timed. With the medians of a step, a save and an evaluation, runs of other lengths are then gone
+through at the cadence that the trainer chooses by itself: the evaluations planned and the saves decided by its own code
+(minimind/training/cadence.py) on a clock that these medians move. Each evaluation is taken to be the best so far, which
+saves once more: the worst case. The held-out text is --held-out-kilobytes of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from statistics import median
@@ -27,24 +28,52 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import options as shared
 from benchmarks.corpus import make_corpus
 from benchmarks.figures import machine, markdown, write_json
-
-TARGET = 0.02
+from minimind.training.cadence import SHARE, SaveClock, evaluation_steps, usual_steps
 
 
 @dataclass
 class Costs:
-    """Seconds of each step, save and evaluation."""
+    """Seconds of each step, save and evaluation; positions of a step on all ranks and of the held-out text."""
 
+    step_positions: int
+    held_out_positions: int
     steps: list[float] = field(default_factory=list)
     saves: list[float] = field(default_factory=list)
     evaluations: list[float] = field(default_factory=list)
 
-    def shares(self, total: int, save_steps: int, eval_steps: int) -> tuple[float, float]:
-        """Saves' and evaluations' shares of the time of a run of ``total`` steps."""
-        saving = -(-total // save_steps) * median(self.saves)
-        evaluating = -(-total // eval_steps) * median(self.evaluations)
-        whole = total * median(self.steps) + saving + evaluating
-        return saving / whole, evaluating / whole
+
+@dataclass(frozen=True)
+class Course:
+    """A run at the default cadence. ``saves``: all, ``periodic``: those that no evaluation and no end asked for."""
+
+    total_steps: int
+    evaluate_every: int
+    evaluations: int
+    saves: int
+    periodic: int
+    evaluating: float  # shares of the run's time
+    saving: float
+
+
+def course(costs: Costs, total: int) -> Course:
+    """Go through a run of ``total`` steps."""
+    now = 0.0
+    clock = SaveClock(lambda: now)
+    every = evaluation_steps(total, costs.step_positions, costs.held_out_positions)
+    step, save, evaluation = (median(each) for each in (costs.steps, costs.saves, costs.evaluations))
+    saves = periodic = 0
+    for number in range(1, total + 1):
+        due = clock.due(number % usual_steps(total) == 0, writing=False)
+        evaluating = number % every == 0 or number == total
+        now += step + evaluating * evaluation
+        if due or evaluating:
+            saves, periodic = saves + 1, periodic + (not evaluating)
+            with clock.saving():
+                now += save
+    evaluations = -(-total // every)
+    return Course(
+        total, every, evaluations, saves, periodic, evaluations * evaluation / now, saves * save / now
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,8 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{about['machine']}, {options.threads} thread(s), {options.preset}, {options.deepspeed_config}")
     print(f"medians: step {median(costs.steps):.3f} s, save {median(costs.saves):.3f} s, "
           f"evaluation of {options.held_out_kilobytes} kB {median(costs.evaluations):.3f} s")  # fmt: skip
-    print(table(costs, options.run_steps))
-    write_json(options.json, about | {"costs": vars(costs), "run_steps": options.run_steps, "target": TARGET})
+    courses = [course(costs, total) for total in options.run_steps]
+    print(table(courses))
+    results = [asdict(each) for each in courses]
+    write_json(options.json, about | {"costs": vars(costs), "runs": results, "target": SHARE})
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -86,9 +117,10 @@ def measure(job: Any, every: int) -> Costs:
 
     torch.set_num_threads(job.threads)
     start_processes()
-    save, costs = loop.save, Costs()
+    save = loop.save
     with tempfile.TemporaryDirectory() as directory:
         run = side_ours.make_run(job, Path(directory))  # switches saving off ...
+        costs = Costs(run.batches.rows_per_step * job.row_length, run.data.held_out.num_predictions)
         loop.save = timed(save, costs.saves)  # ... here it is wanted
         loop.evaluate_now = timed(loop.evaluate_now, costs.evaluations)
         loop.train_step = timed(loop.train_step, costs.steps)
@@ -114,18 +146,19 @@ def timed(work: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
     return call
 
 
-def table(costs: Costs, run_steps: Sequence[int]) -> str:
-    """Shares by length of run."""
-    from minimind.config import RunConfig
-    from minimind.training.setup import plan_steps
+def table(courses: Sequence[Course]) -> str:
+    """Shares by length of run, each against its ``SHARE`` of the time."""
+    header = ["steps of the run", "evaluate every", "evaluations", "their share", "saves", "periodic ones",
+              "their share", f"each within {SHARE:.0%}"]  # fmt: skip
+    return markdown(header, [row(each) for each in courses])
 
-    rows = []
-    for total in run_steps:
-        plan = plan_steps(RunConfig(max_steps=total), total, has_held_out=True)
-        assert plan.eval_steps is not None
-        saving, evaluating = costs.shares(total, plan.save_steps, plan.eval_steps)
-        rows.append([f"{total:,}", f"{plan.save_steps:,}", f"{saving:.2%}", f"{evaluating:.2%}"])
-    return markdown(["steps of the run", "save and evaluate every", "saves", "evaluations"], rows)
+
+def row(each: Course) -> list[str]:
+    """One line of the table."""
+    within = max(each.evaluating, each.saving) <= SHARE
+    counts = [f"{each.saves:,}", f"{each.periodic:,}"]
+    return [f"{each.total_steps:,}", f"{each.evaluate_every:,}", f"{each.evaluations:,}", f"{each.evaluating:.2%}",
+            *counts, f"{each.saving:.2%}", "yes" if within else "NO"]  # fmt: skip
 
 
 if __name__ == "__main__":

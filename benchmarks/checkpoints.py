@@ -86,7 +86,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
     size, step = figures["checkpoint_bytes"] / 1e6, figures["step"]
     beside = figures.get("step_beside", step)
     return [
-        f"checkpoint {size:.0f} MB, step {step:.2f} s, default cadence {figures['save_steps']} steps",
+        f"checkpoint {size:.0f} MB, step {step:.2f} s, planned cadence {figures['save_steps']} steps",
         f"save at once         {figures['at_once']:.2f} s, {figures['at_once_share_of_interval']:.2%} of an interval",
         f"save in background   {figures['stall']:.2f} s, {figures['stall_share_of_interval']:.2%} of an interval",
         f"training waits {figures['at_once'] / figures['stall']:.1f} times shorter; "
@@ -101,7 +101,7 @@ def _engine(config: RunConfig, source: Path) -> tuple[Engine, Callable[[], objec
     resolved = resolve(source, config, 1, hardware, num_parameters=config.model.num_parameters())
     data = setup.prepare_data(Control(), "pretrain", config)
     batches = setup.make_batches(data, config, resolved)
-    plan = setup.plan_steps(config, batches.steps_per_epoch, False)
+    plan = setup.plan_steps(config, batches, held_out=None)
     engine = setup.build_engine(setup.new_model(config), resolved, plan.schedule.factor, config)
     steps = iter(range(plan.total_steps))
     step = lambda: train_step(engine, list(batches.micro_batches(next(steps), 0)))  # noqa: E731

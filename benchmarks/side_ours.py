@@ -92,12 +92,12 @@ def make_run(job: Job, directory: Path) -> loop.Run:
         Tokenizer.load(job.tokenizer), TokenStore.open(job.train), TokenStore.open(job.held_out)
     )
     batches = setup.make_batches(data, config, resolved)
-    plan = setup.plan_steps(config, batches.steps_per_epoch, has_held_out=False)
+    plan = setup.plan_steps(config, batches, held_out=None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
     engine = setup.build_engine(setup.new_model(config), resolved, plan.schedule.factor, config)
     metrics = Metrics(directory, engine.rank, config, plan.total_steps)
     loop.save = lambda run, best=False: None  # type: ignore[assignment]
-    plan = replace(plan, save_steps=2**62)
+    plan = replace(plan, save_steps=2**62, save_by_time=False)
     saver = Saver(engine, Control("saving"), directory, keep=1, protected=set())
     return loop.Run(
         config, data, batches, plan, engine, metrics, Progress(), StopRequest(), directory, {}, saver

@@ -79,6 +79,11 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def num_predictions(self) -> int:
+        """Positions that the model reads: all tokens but the last of each document, whether they carry loss or not."""
+        return self.num_tokens - len(self)
+
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of each document, int64 [documents]."""

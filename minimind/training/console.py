@@ -135,6 +135,7 @@ def header_rows(s: RunSummary) -> list[tuple[str, str]]:
         ),
         ("step", f"{s.rows_per_step} rows = {s.tokens_per_step:,} tokens ({split})"),
         ("run", f"{s.total_steps:,} steps, {s.epochs:.2f} epochs, {tokens} trainable tokens, {time}{start}"),
+        *([("held-out", s.eval_remark)] if s.eval_remark is not None else []),
         ("precision", f"{s.precision}, {zero}, from {s.deepspeed_config}"),
         ("optimizer", f"{s.optimizer}, {clip}; {s.schedule}"),
         ("device", f"{s.device}{memory}"),

@@ -15,6 +15,7 @@ from typing import Any
 from minimind.config import RunConfig
 from minimind.data.batches import Batch, Batches, SequentialBatches, prefetch
 from minimind.findings import Finding
+from minimind.training.cadence import SaveClock
 from minimind.training.checkpoints import all_checkpoints, restore_best
 from minimind.training.culprits import find_culprits, shorten
 from minimind.training.engine import Engine
@@ -54,6 +55,7 @@ class Run:
     health: Health = field(init=False)
     watch: Watch = field(init=False)
     trouble: Trouble | None = None
+    save_clock: SaveClock = field(default_factory=SaveClock)
     waits: dict[int, float] = field(
         default_factory=dict
     )  # step -> seconds it waited for data; until reported
@@ -97,16 +99,23 @@ def train(run: Run) -> str:
         and run.rank == 0
     ):
         restore_best(run.run_dir, progress.step)  # the run was stopped after this step, before its evaluation
+    run.save_clock.restart()
     steps = range(progress.step, plan.total_steps)
     ahead = prefetch((run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2)
     for micro_batches in timed(ahead, run.waits, progress.step + 1):
-        result = train_step(engine, micro_batches, run.stop.requested, by_source=mixture is not None)
+        result = train_step(
+            engine,
+            micro_batches,
+            run.stop.requested,
+            by_source=mixture is not None,
+            save_requested=save_wanted(run, progress.step + 1),
+        )
         progress.advance(result)
         recorder.add(result, progress)
 
         step, last = progress.step, progress.step == plan.total_steps
         evaluating = evaluation_due(run) and not result.stop
-        saving = last or result.stop or step % plan.save_steps == 0
+        saving = last or result.stop or result.save
         if evaluating or saving or report_due(run, result):
             recorder.flush()
         if in_trouble(run, result, saving, last):
@@ -135,6 +144,13 @@ def evaluation_due(run: Run) -> bool:
     """Whether there is to be an evaluation after the present step: at its cadence and at the end."""
     every, step = run.plan.eval_steps, run.progress.step
     return every is not None and step > 0 and (step == run.plan.total_steps or step % every == 0)
+
+
+def save_wanted(run: Run, step: int) -> bool:
+    """Whether rank 0 asks for a checkpoint after ``step``, which begins now; the others only learn of it."""
+    planned = step % run.plan.save_steps == 0
+    due = run.save_clock.due(planned, run.saver.writing) if run.plan.save_by_time else planned
+    return due and run.rank == 0
 
 
 def report(run: Run, metrics: StepMetrics) -> None:
@@ -215,11 +231,12 @@ def early_stop(run: Run) -> bool:
 
 def save(run: Run, best: bool = False) -> None:
     """Take a snapshot for a checkpoint; it is written, and old ones deleted, while training goes on."""
-    run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
-    run.progress.health, run.progress.watch = run.health.state(), run.watch.state()
-    about = {**run.about, "applied": run.progress.applied}
-    run.saver.finish()  # last_good looks at what is there
-    run.saver.save(run.progress.step, {"progress": run.progress.state()}, about, best, last_good(run))
+    with run.save_clock.saving():
+        run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
+        run.progress.health, run.progress.watch = run.health.state(), run.watch.state()
+        about = {**run.about, "applied": run.progress.applied}
+        run.saver.finish()  # last_good looks at what is there
+        run.saver.save(run.progress.step, {"progress": run.progress.state()}, about, best, last_good(run))
 
 
 def last_good(run: Run) -> set[Path]:

@@ -81,7 +81,7 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
     control = Control()
     data = setup.prepare_data(control, kind, config)
     batches = setup.make_batches(data, config, resolved)
-    plan = setup.plan_steps(config, batches.steps_per_epoch, data.held_out is not None)
+    plan = setup.plan_steps(config, batches, data.held_out)
     resolved = resolved.with_total_steps(plan.total_steps, config)
 
     # Rank 0 looks for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.

@@ -110,6 +110,7 @@ class RunSummary:
     )
     seed: int | None = None
     sources: list[dict[str, Any]] | None = None  # weighted sources: Mixture.describe()
+    eval_remark: str | None = None  # how often it evaluates and why, if it chose that and it is not the usual
 
     @property
     def rows_per_step(self) -> int:

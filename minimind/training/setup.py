@@ -19,13 +19,11 @@ from minimind.data.store import MANIFEST, TokenStore
 from minimind.errors import UserError
 from minimind.model import Transformer
 from minimind.tokenizer import Tokenizer
+from minimind.training.cadence import evaluation_remark, evaluation_steps, usual_steps
 from minimind.training.control import Control
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.engine import Engine
 from minimind.training.schedule import Schedule
-
-DEFAULT_SAVES = 10  # checkpoints a run, when save_steps is not given ...
-MAX_SAVE_STEPS = 1000  # ... but no further apart than this
 
 READING = frozenset({"format", "text_field", "map", "encoding", "allow_special"})  # how files are read
 
@@ -146,23 +144,44 @@ def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path
 
 @dataclass(frozen=True)
 class Plan:
-    """How long the run is and how often it looks up, in optimizer steps."""
+    """How long the run is and how often it looks up, in optimizer steps.
+
+    ``save_by_time``: ``save_steps`` is only the outer plan, see cadence.py. ``eval_remark``: how often, and why, if
+    that was chosen here and is not the usual.
+    """
 
     total_steps: int
     save_steps: int
     eval_steps: int | None
     schedule: Schedule
+    save_by_time: bool = False
+    eval_remark: str | None = None
 
 
-def plan_steps(config: RunConfig, steps_per_epoch: int, has_held_out: bool) -> Plan:
+def plan_steps(config: RunConfig, batches: Batches, held_out: TokenStore | None) -> Plan:
     """Length, cadences and learning-rate schedule. ``max_steps`` wins over ``num_train_epochs``."""
-    total = config.max_steps or math.ceil(config.num_train_epochs * steps_per_epoch)
-    every = min(MAX_SAVE_STEPS, math.ceil(total / DEFAULT_SAVES))
+    total = config.max_steps or math.ceil(config.num_train_epochs * batches.steps_per_epoch)
     schedule = Schedule(
         config.lr_scheduler_type, total, min(config.warmup(total), total), config.min_lr_ratio
     )
-    evaluate = (config.eval_steps or every) if has_held_out else None
-    return Plan(total, config.save_steps or every, evaluate, schedule)
+    evaluate, remark = None, None
+    if held_out is not None:
+        evaluate, remark = _plan_evaluations(config, total, batches.rows_per_step, held_out)
+    save_by_time = config.save_steps is None
+    return Plan(total, config.save_steps or usual_steps(total), evaluate, schedule, save_by_time, remark)
+
+
+def _plan_evaluations(
+    config: RunConfig, total: int, rows_per_step: int, held_out: TokenStore
+) -> tuple[int, str | None]:
+    """Steps from one evaluation to the next, and what to say of it. Early stopping needs its usual number."""
+    if config.eval_steps is not None:
+        return config.eval_steps, None
+    if config.early_stopping_patience is not None:
+        every = usual_steps(total)
+    else:
+        every = evaluation_steps(total, rows_per_step * config.max_seq_length, held_out.num_predictions)
+    return every, evaluation_remark(total, every)
 
 
 def make_batches(data: Data, config: RunConfig, resolved: Resolved) -> Batches:

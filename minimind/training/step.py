@@ -45,13 +45,14 @@ class RowLosses:
 class StepResult:
     """One step's outcome. ``loss_sum``: this rank's summed loss (0-d tensor, not yet read from the device);
     ``tokens``: trainable tokens of the step on all ranks; ``stop``: a rank was asked to stop; ``rows``: with
-    ``by_source`` only."""
+    ``by_source`` only; ``save``: a rank asked for a checkpoint."""
 
     loss_sum: torch.Tensor
     tokens: int
     update: Update
     stop: bool
     rows: RowLosses | None = None
+    save: bool = False
 
 
 def token_weight(world_size: int, tokens: int) -> float:
@@ -67,14 +68,15 @@ def train_step(
     micro_batches: Sequence[Batch],
     stop_requested: bool = False,
     by_source: bool = False,
+    save_requested: bool = False,
 ) -> StepResult:
     """Run one optimizer step over this rank's ``micro_batches`` (the same number on every rank).
 
-    The request to stop rides along with the token count, so that all ranks learn of it in the same step.
+    The requests to stop and to save ride along with the token count, so that all ranks learn of them in the same step.
     ``by_source``: keep each row's loss too; what is trained does not change, not even by rounding.
     """
-    counts = [float(sum(batch.num_trainable for batch in micro_batches)), float(stop_requested)]
-    total, stops = engine.sum_over_ranks(counts)
+    tokens = sum(batch.num_trainable for batch in micro_batches)
+    total, stops, saves = engine.sum_over_ranks([float(tokens), float(stop_requested), float(save_requested)])
     weight = token_weight(engine.world_size, int(total))
     losses, rows = [], []
     for index, batch in enumerate(micro_batches):
@@ -87,7 +89,7 @@ def train_step(
         losses.append(loss.detach())
         engine.backward(loss * weight)
     kept = _row_losses(rows, micro_batches) if by_source else None
-    return StepResult(torch.stack(losses).sum(), int(total), engine.update(), stops > 0, kept)
+    return StepResult(torch.stack(losses).sum(), int(total), engine.update(), stops > 0, kept, saves > 0)
 
 
 def _row_losses(losses: Sequence[torch.Tensor], micro_batches: Sequence[Batch]) -> RowLosses:

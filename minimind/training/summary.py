@@ -61,6 +61,7 @@ def summarize(
         store=str(data.train.path),
         seed=config.seed,
         sources=batches.mixture.describe() if batches.mixture else None,
+        eval_remark=plan.eval_remark,
     )
 
 

@@ -99,18 +99,33 @@ def test_the_largest_micro_batch_lies_on_the_measured_line() -> None:
     assert "512 MiB (0.50)" in table
 
 
-def test_shares_of_a_run() -> None:
-    costs = Costs(steps=[1.0], saves=[2.0], evaluations=[1.0])
-    saving, evaluating = costs.shares(total=100, save_steps=10, eval_steps=20)
-    assert saving == pytest.approx(20 / 125)
-    assert evaluating == pytest.approx(5 / 125)
+def costs(held_out: int, step: float, save: float, evaluation: float) -> Costs:
+    return Costs(4096, held_out, steps=[step], saves=[save], evaluations=[evaluation])
 
 
-def test_cadence_is_the_trainers_own() -> None:
-    costs = Costs(steps=[1.0], saves=[2.0], evaluations=[1.0])
-    rows = cadence.table(costs, [150, 80_000]).splitlines()[2:]
-    assert "| 15 " in rows[0] and "| 1,000 " in rows[1]
-    assert f"{20 / (150 + 30):.2%}" in rows[0]
+def test_shares_of_a_run_at_the_trainers_own_cadence() -> None:
+    found = cadence.course(costs(12_000, step=10.0, save=1.0, evaluation=8.0), 150)
+    assert (found.evaluate_every, found.evaluations) == (50, 3)
+    assert (found.saves, found.periodic) == (
+        3 + 8,
+        8,
+    )  # 15, 30, 45, best 50, 60, ...; not 105, 40 s after best 100
+    whole = 1500 + 3 * 8 + 11
+    assert (found.evaluating, found.saving) == (pytest.approx(24 / whole), pytest.approx(11 / whole))
+
+
+def test_a_long_run_saves_by_time_and_stays_within_two_percent() -> None:
+    found = cadence.course(costs(10**6, step=3.0, save=1.0, evaluation=250.0), 80_000)
+    assert found.evaluations == 19 and found.periodic > 240_000 / 700  # ten minutes, not 1,000 steps of 3 s
+    assert found.evaluating <= 0.02 and found.saving <= 0.02
+
+
+def test_a_share_that_is_too_large_is_shown_as_such() -> None:
+    quick = cadence.course(costs(10**6, step=0.01, save=0.5, evaluation=0.01), 150)
+    slow = cadence.course(costs(10**6, step=3.0, save=0.5, evaluation=0.01), 150)
+    assert (quick.saves, quick.periodic) == (1, 0)  # the end's alone is a quarter of 1.5 seconds
+    lines = cadence.table([quick, slow]).splitlines()[2:]
+    assert lines[0].rstrip(" |").endswith("NO") and lines[1].rstrip(" |").endswith("yes")
 
 
 def test_efficiency_of_two_ranks() -> None:

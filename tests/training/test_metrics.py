@@ -74,6 +74,15 @@ def test_every_step_is_a_line_and_the_console_shows_every_tenth(tmp_path: Path, 
     ]
 
 
+def test_the_header_says_how_often_it_evaluates_only_if_that_is_not_the_usual(
+    tmp_path: Path, out: io.StringIO
+) -> None:
+    assert "held-out" not in dict(header_rows(SUMMARY))
+    remark = "evaluated once, at the end: more would cost over 2% of the training"
+    metrics_to(out, tmp_path).header(replace(SUMMARY, eval_remark=remark))
+    assert f"held-out  {remark}" in out.getvalue()
+
+
 def test_a_train_line_has_every_number(tmp_path: Path, out: io.StringIO) -> None:
     metrics_to(out, tmp_path).step(STEP)
     (record,) = records(tmp_path, "train")

@@ -42,7 +42,7 @@ def batches(*counts: int) -> list[Any]:
 
 
 def test_tokens_are_counted_on_all_ranks_before_the_first_forward() -> None:
-    engine = FakeEngine(other=[10.0, 0.0])
+    engine = FakeEngine(other=[10.0, 0.0, 0.0])
     result = train_step(engine, batches(3, 0, 7))
     assert engine.calls == ["sum"] + [call for last in (False, False, True) for call in
                                       (("forward", last), "backward")] + ["update"]  # fmt: skip
@@ -52,7 +52,7 @@ def test_tokens_are_counted_on_all_ranks_before_the_first_forward() -> None:
 
 
 def test_gradient_is_this_ranks_share_of_the_global_mean() -> None:
-    engine = FakeEngine(other=[30.0, 0.0])
+    engine = FakeEngine(other=[30.0, 0.0, 0.0])
     train_step(engine, batches(4, 6))
     # this rank holds 10 of 40 tokens, and DeepSpeed will average over the two ranks
     assert float(engine.parameter.grad) == 2 * 10 / 40
@@ -61,16 +61,25 @@ def test_gradient_is_this_ranks_share_of_the_global_mean() -> None:
 def test_the_split_into_micro_batches_does_not_matter() -> None:
     gradients = []
     for split in [(12,), (1, 11), (0, 5, 7)]:
-        engine = FakeEngine(other=[0.0, 0.0])
+        engine = FakeEngine(other=[0.0, 0.0, 0.0])
         train_step(engine, batches(*split))
         gradients.append(float(engine.parameter.grad))
     assert gradients[0] == gradients[1] == gradients[2]
 
 
 def test_a_request_to_stop_on_another_rank_stops_this_one() -> None:
-    assert train_step(FakeEngine(other=[1.0, 1.0]), batches(1)).stop
-    assert train_step(FakeEngine(other=[1.0, 0.0]), batches(1), stop_requested=True).stop
-    assert not train_step(FakeEngine(other=[1.0, 0.0]), batches(1)).stop
+    assert train_step(FakeEngine(other=[1.0, 1.0, 0.0]), batches(1)).stop
+    assert train_step(FakeEngine(other=[1.0, 0.0, 0.0]), batches(1), stop_requested=True).stop
+    assert not train_step(FakeEngine(other=[1.0, 0.0, 0.0]), batches(1)).stop
+
+
+def test_a_request_to_save_is_another_ranks_too_and_no_stop() -> None:
+    result = train_step(FakeEngine(other=[1.0, 0.0, 1.0]), batches(1))
+    assert result.save and not result.stop
+    engine = FakeEngine(other=[1.0, 0.0, 0.0])
+    assert train_step(engine, batches(1), save_requested=True).save
+    assert engine.calls.count("sum") == 1  # in the exchange that there is anyway
+    assert not train_step(FakeEngine(other=[1.0, 1.0, 0.0]), batches(1)).save
 
 
 def test_no_trainable_token_anywhere_divides_by_one() -> None:
