@@ -4,7 +4,8 @@
 
 Prints samples and the slope of anonymous memory after the warm-up (least squares, MiB per 1,000 steps).
 Exit code 1 if that is above LIMIT or if file handles or threads have grown. Linux; the numbers do not depend on speed.
-bf16 on a CPU grows by some 50 MiB, ever more slowly: oneDNN and ideep keep up to 1,024 primitives, one a shape.
+bf16 is worth a run of its own: oneDNN keeps a kernel for each shape: a size that differed from
+step to step would grow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Attention over packed documents in bf16, for processors that multiply bf16: blocks of queries against their keys.
 
 A row's tokens are taken in blocks of ``BLOCK`` queries, wherever documents begin and end in it; a block's keys run from
-the start of its first query's document to its own end, and a mask added to the scores hides what a query may not see.
+the start of its first query's document (or a little before) to its own end, and a mask added to the scores hides what a
+query may not see.
 So the number of products does not grow with the number of documents, and nothing of the size T x T ever exists.
 
 Numerics, as FlashAttention's in bf16 (https://arxiv.org/abs/2205.14135): scores, softmax and their gradients in fp32;
@@ -29,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from minimind.ops import apply
 
 BLOCK = 128  # queries
+KEYS = 32  # a block's keys are a multiple of it: oneDNN makes and keeps a kernel for each size
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ def make_blocks(lengths: Sequence[int], size: int = BLOCK) -> list[Block]:
 
 
 def _block(starts: Tensor, start: int, end: int) -> Block:
-    first_key = int(starts[start])
-    queries, keys = torch.arange(start, end)[:, None], torch.arange(first_key, end)
-    hidden = (keys > queries) | (keys < starts[start:end, None])
+    keys = -(-(end - int(starts[start])) // KEYS) * KEYS
+    first_key = max(0, end - keys)
+    query, key = torch.arange(start, end)[:, None], torch.arange(first_key, end)
+    hidden = (key > query) | (key < starts[start:end, None])
     mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
     return Block(start, end, first_key, mask[:, None])
 

@@ -9,7 +9,7 @@ exist, so that logits are computed once; the backward pass only multiplies by th
 must be a scalar (loss scale, 1 / tokens).
 
 Half precision. Logits come out of the matrix product in the dtype of the weights and are widened to fp32
-before the logsumexp. The gradient kept is that of the bare sum, so its entries are probabilities: in [-1,
+before the log-softmax. The gradient kept is that of the bare sum, so its entries are probabilities: in [-1,
 1], and below fp16's smallest number (6e-8) they would vanish before any loss scale could save them. In fp16
 they are therefore multiplied by 1024 before they are rounded, and divided again, in fp32, when the incoming
 gradient is known: entries down to 6e-11 survive, and no hidden gradient can overflow, since it is at most
@@ -37,6 +37,7 @@ from minimind.ops import linear, through_fp32
 
 IGNORE = -100
 FP16_GRADIENT_SCALE = 1024.0
+ROUND = 64  # tokens that need logits on a CPU: oneDNN makes (and keeps) a kernel for each number of them
 
 
 def chunk_tokens(device: torch.device, vocab_size: int) -> int:
@@ -59,19 +60,17 @@ def _product_fp32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _chunk_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """fp32 logits [n, V], labels [n] -> losses, logsumexp, trainable, label (0 if ignored), each [n, 1]."""
+    """Logits [n, V], labels [n] -> losses [n, 1], log probabilities fp32 [n, V], trainable, label (0 if ignored)."""
     trainable = (labels != IGNORE)[:, None]
     target = labels.clamp(min=0)[:, None]
-    logsumexp = torch.logsumexp(logits, dim=-1, keepdim=True)
-    losses = (logsumexp - logits.gather(1, target)).masked_fill_(~trainable, 0.0)
-    return losses, logsumexp, trainable, target
+    log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+    losses = -log_probabilities.gather(1, target).masked_fill_(~trainable, 0.0)
+    return losses, log_probabilities, trainable, target
 
 
-def _logits_gradient(
-    logits: Tensor, logsumexp: Tensor, trainable: Tensor, target: Tensor, scale: float
-) -> Tensor:
-    """Turn fp32 logits in place into ``scale * (softmax - one_hot(target))``, zero where not trainable."""
-    grad = logits.sub_(logsumexp).exp_()
+def _logits_gradient(log_probabilities: Tensor, trainable: Tensor, target: Tensor, scale: float) -> Tensor:
+    """Turn log probabilities in place into ``scale * (softmax - one_hot(target))``, zero where not trainable."""
+    grad = log_probabilities.exp_()
     grad.scatter_add_(1, target, grad.new_full((), -1.0).expand(target.shape))
     return grad.mul_(trainable * scale)
 
@@ -90,11 +89,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden.shape[0], chunk):
             piece = slice(start, start + chunk)
             part = hidden[piece].to(wide.dtype)
-            logits = F.linear(part, wide).to(hidden.dtype).float()
-            loss, logsumexp, trainable, target = _chunk_loss(logits, labels[piece])
+            logits = F.linear(part, wide).to(hidden.dtype)
+            loss, log_probabilities, trainable, target = _chunk_loss(logits, labels[piece])
             total += loss.sum()
             losses[piece] = loss[:, 0]
-            grad32 = _logits_gradient(logits, logsumexp, trainable, target, ctx.scale)
+            grad32 = _logits_gradient(log_probabilities, trainable, target, ctx.scale)
             grad = grad32.to(hidden.dtype).to(wide.dtype)
             grad_hidden[piece] = grad @ wide
             if grad.dtype == torch.float32:
@@ -121,7 +120,7 @@ def _loss_only(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> tu
     losses = torch.zeros(hidden.shape[0], dtype=torch.float32, device=hidden.device)
     for start in range(0, hidden.shape[0], chunk):
         piece = slice(start, start + chunk)
-        loss = _chunk_loss(linear(hidden[piece], weight).float(), labels[piece])[0]
+        loss = _chunk_loss(linear(hidden[piece], weight), labels[piece])[0]
         total += loss.sum()
         losses[piece] = loss[:, 0].detach()
     return total, losses
@@ -146,6 +145,13 @@ def cross_entropy_by_row(
     return total, losses.view(labels.shape).sum(1)
 
 
+def _rounded_up(trainable: Tensor) -> Tensor:
+    """``trainable`` [n] with some more positions, so that their number is a multiple of ``ROUND`` if it can be."""
+    missing = -int(trainable.sum()) % ROUND
+    others = (~trainable).nonzero()[:missing, 0]
+    return trainable.index_fill(0, others, True)
+
+
 def _sum_and_losses(
     hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
@@ -155,7 +161,8 @@ def _sum_and_losses(
         trainable = labels != IGNORE
         if not bool(trainable.all()):
             # Fine-tuning trains perhaps a third of the tokens: the others need no logits at all.
-            hidden, labels, keep = hidden[trainable], labels[trainable], trainable
+            keep = _rounded_up(trainable)
+            hidden, labels = hidden[keep], labels[keep]
     chunk = chunk or chunk_tokens(hidden.device, weight.shape[0])
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         total, losses = _SummedCrossEntropy.apply(hidden, weight, labels, chunk)

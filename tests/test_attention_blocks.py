@@ -74,12 +74,23 @@ def test_precision_of_other_products_is_left_as_it_was() -> None:
 
 
 def test_a_block_sees_from_its_first_document_on() -> None:
-    blocks = make_blocks([5, 6, 3], size=8)
-    assert [(b.start, b.end, b.first_key) for b in blocks] == [(0, 8, 0), (8, 14, 5)]
-    assert blocks[1].mask.shape == (6, 1, 9)
-    visible = (blocks[1].mask[:, 0] == 0).int().tolist()
-    assert visible[0] == [1, 1, 1, 1, 0, 0, 0, 0, 0]  # token 8, of the second document (5 to 10)
-    assert visible[-1] == [0, 0, 0, 0, 0, 0, 1, 1, 1]  # token 13, of the third
+    first, second = make_blocks([5, 6, 3], size=8)
+    assert (first.start, first.end, second.start, second.end) == (0, 8, 8, 14)
+    visible = [
+        [key + second.first_key for key in row.nonzero()[:, 0].tolist()] for row in second.mask[:, 0] == 0
+    ]
+    assert visible[0] == [5, 6, 7, 8]  # token 8, of the second document (5 to 10)
+    assert visible[-1] == [11, 12, 13]  # token 13, of the third
+
+
+def test_few_sizes_for_any_documents() -> None:
+    """Each new size costs oneDNN a kernel, which it keeps: documents of any length must not make new ones."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = set()
+    for _ in range(20):
+        lengths = torch.randint(1, 300, (30,), generator=generator).tolist()
+        sizes |= {block.mask.shape[2] for block in make_blocks(lengths)[3:-1]}
+    assert sizes <= set(range(128, 480, 32))
 
 
 def test_chosen_for_bf16_that_this_processor_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
