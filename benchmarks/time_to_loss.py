@@ -1,15 +1,16 @@
 """Time and trained tokens to the same held-out bits a byte: MiniMind's recipe against our default recipes.
 
-    python benchmarks/time_to_loss.py [--data F] [--max-steps 60] [--every 5] [--threads 2] [--json OUT]
+    python benchmarks/time_to_loss.py [--data F] [--rounds 5] [--max-steps 60] [--every 5] [--threads 2] [--json OUT]
 
 One model shape, one text, one set of initial weights, as many trained tokens a step on every side. MiniMind's recipe:
 AdamW 5e-4 with betas 0.9/0.999, cosine from the first step, no warmup, fp32 on a CPU, documents padded to 340, the mean
 of each micro-batch. Ours: ds_configs/bf16.json and ds_configs/muon.json with the trainer's own defaults. All schedules
 span --max-steps, so MiniMind's has come down to its end when it is measured and ours have not.
 
-The goal is the best that MiniMind's recipe reaches in --max-steps (or --target, to end sooner). Turns: MiniMind trains
---every steps, then each of our recipes until it is no worse; held-out text is evaluated off the clock. Figures are
-rounded up to --every steps.
+Each round is a race of its own with another seed, for initial weights and the order of the text, the same on all
+sides; printed are medians over the rounds with the smallest and the largest. In a round the goal is the best that
+MiniMind's recipe reaches in --max-steps (or --target, to end sooner). Turns: MiniMind trains --every steps, then each
+of our recipes until it is no worse; held-out text is evaluated off the clock. Figures are rounded up to --every steps.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import options as shared
-from benchmarks.corpus import make_corpus
-from benchmarks.figures import machine, markdown, write_json
+from benchmarks.corpus import Corpus, make_corpus
+from benchmarks.figures import machine, markdown, spread, write_json
 from benchmarks.workers import Worker
 
 RECIPES = {
@@ -39,51 +40,76 @@ LEADER = "minimind"
 TARGETS = {"tokens": 0.35, "seconds": 0.15}  # of MiniMind's, with the muon recipe
 
 
+FIRST_SEED = 42
+
+Point = tuple[int, float, float]  # trained tokens, seconds, bits a byte
+
+
 @dataclass
 class Course:
-    """One recipe's way down: (trained tokens, seconds, bits a byte) after each stretch."""
+    """One recipe's way down: a point after each stretch, and its steps there."""
 
-    points: list[tuple[int, float, float]] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
     steps: int = 0
+    marks: list[int] = field(default_factory=list)
 
     def add(self, steps: int, tokens: int, seconds: float, bits: float) -> None:
         """One more stretch; tokens and seconds are its own."""
         before = self.points[-1] if self.points else (0, 0.0, 0.0)
         self.points.append((before[0] + tokens, before[1] + seconds, bits))
         self.steps += steps
+        self.marks.append(self.steps)
 
     @property
     def best(self) -> float:
         """Lowest bits a byte so far; infinite before the first stretch."""
         return min((point[2] for point in self.points), default=math.inf)
 
-    def crossing(self, target: float) -> tuple[int, float, float] | None:
+    def crossing(self, target: float) -> Point | None:
         """The first point at ``target`` or below; None if there is none."""
         return next((point for point in self.points if point[2] <= target), None)
+
+    def steps_at(self, point: Point) -> int:
+        """Optimizer steps at one of the points."""
+        return self.marks[self.points.index(point)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     text = make_corpus(options.data, options.vocab_size, options.row_length, HELD_OUT_KILOBYTES)
+    rounds = []
+    for number in range(options.rounds):
+        courses = one_round(options, text, FIRST_SEED + number)
+        rounds.append((goal(courses, options.target), courses))
+        print(f"round {number + 1}\n{table(rounds[-1:])}", file=sys.stderr, flush=True)
+    about = machine(options.threads)
+    print(
+        f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, {options.rounds} round(s)"
+    )
+    print(table(rounds))
+    curves = [{name: course.points for name, course in courses.items()} for _, courses in rounds]
+    targets = [target for target, _ in rounds]
+    write_json(options.json, about | {"targets": targets, "every": options.every, "courses": curves})
+
+
+def one_round(options: argparse.Namespace, text: Corpus, seed: int) -> dict[str, Course]:
+    """One race from one seed, each side in a process of its own."""
     workers = {}
     try:
         for name in options.recipes:
             side, changes = RECIPES[name]
             job = shared.job(options, text, side, total_steps=options.max_steps, micro_batch=options.micro_batch,
-                             **changes)  # fmt: skip
+                             seed=seed, **changes)  # fmt: skip
             workers[name] = Worker(name, job)
-        courses = race(workers, options.max_steps, options.every, options.target)
+        return race(workers, options.max_steps, options.every, options.target)
     finally:
         for worker in workers.values():
             worker.close()
-    target = courses[LEADER].best if options.target is None else options.target
-    about = machine(options.threads)
-    print(
-        f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, to {target:.3f} held-out bits/byte"
-    )
-    print(table(courses, target))
-    curves = {name: course.points for name, course in courses.items()}
-    write_json(options.json, about | {"target": target, "every": options.every, "courses": curves})
+
+
+def goal(courses: Mapping[str, Course], target: float | None) -> float:
+    """The bits a byte that count as reached."""
+    return courses[LEADER].best if target is None else target
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -91,6 +117,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--target", type=float, help="held-out bits a byte; default: what MiniMind's recipe reaches"
     )
+    parser.add_argument("--rounds", type=shared.positive, default=5)
     parser.add_argument("--max-steps", type=shared.positive, default=60)
     parser.add_argument("--every", type=shared.positive, default=5, help="steps between evaluations")
     parser.add_argument("--micro-batch", type=shared.positive, default=8, help="packed rows a step")
@@ -128,29 +155,27 @@ def stretch(worker: Worker, course: Course, steps: int) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def table(courses: Mapping[str, Course], target: float) -> str:
-    """One line a recipe: where it crossed, and that as a share of MiniMind's tokens and seconds."""
-    reference = courses[LEADER].crossing(target)
-    lines = [_line(name, course, target, reference) for name, course in courses.items()]
-    header = [
-        "recipe",
-        "steps",
-        "best bits/byte",
-        "tokens to target",
-        "seconds",
-        "of MiniMind's tokens",
-        "of its time",
-    ]
-    return markdown(header, lines)
+def table(rounds: Sequence[tuple[float, Mapping[str, Course]]]) -> str:
+    """One line a recipe: its steps, and where it crossed each round's goal as shares of MiniMind's tokens and time."""
+    header = ["recipe", "steps to the goal", "bits/byte there", "of MiniMind's tokens", "of its time"]
+    return markdown(header, [_line(name, rounds) for name in rounds[0][1]])
 
 
-def _line(name: str, course: Course, target: float, reference: tuple[int, float, float] | None) -> list[str]:
-    best, crossing = course.best, course.crossing(target)
-    figures: list[Any] = ["not reached", "", "", ""]
-    if crossing:
-        shares = [f"{crossing[i] / reference[i]:.2f}" if reference else "n/a" for i in (0, 1)]
-        figures = [f"{crossing[0]:,}", f"{crossing[1]:.1f}", *shares]
-    return [name, str(course.steps), f"{best:.3f}", *figures]
+def _line(name: str, rounds: Sequence[tuple[float, Mapping[str, Course]]]) -> list[str]:
+    crossings = [courses[name].crossing(target) for target, courses in rounds]
+    reached = [crossing for crossing in crossings if crossing]
+    if len(reached) < len(rounds):
+        return [name, f"not reached in {len(rounds) - len(reached)} of {len(rounds)} round(s)", "", "", ""]
+    steps = [courses[name].steps_at(crossing) for (_, courses), crossing in zip(rounds, reached, strict=True)]
+    references = [courses[LEADER].crossing(target) for target, courses in rounds]
+    return [name, f"{median(steps):g} ({min(steps)}..{max(steps)})", f"{median(c[2] for c in reached):.3f}",
+            *(_share(reached, references, part) for part in (0, 1))]  # fmt: skip
+
+
+def _share(reached: Sequence[Point], references: Sequence[Point | None], part: int) -> str:
+    if None in references:
+        return "n/a"
+    return spread([own[part] / other[part] for own, other in zip(reached, references, strict=True) if other])
 
 
 if __name__ == "__main__":

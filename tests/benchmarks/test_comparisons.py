@@ -42,7 +42,7 @@ def test_our_recipes_keep_abreast_of_minimind() -> None:
     target = courses["minimind"].best
     assert courses["minimind"].crossing(target) == (2000, 40.0, 3.0)
     assert courses["muon"].crossing(target) == (1000, 20.0, 3.0)
-    assert time_to_loss.table(courses, target).splitlines()[-1].count("0.50") == 2
+    assert time_to_loss.table([(target, courses)]).splitlines()[-1].count("0.50 (0.50..0.50)") == 2
 
 
 def test_a_target_ends_the_race_sooner() -> None:
@@ -56,14 +56,16 @@ def test_a_recipe_that_never_gets_there_is_said_so() -> None:
     workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "adamw": FakeWorker(0.1, [], "a")}
     courses = race(workers, max_steps=12, every=5, target=None)
     assert [course.steps for course in courses.values()] == [12, 12]
-    assert "not reached" in time_to_loss.table(courses, courses["minimind"].best)
+    won = {name: Course([(1, 1.0, 0.0)], 1, [1]) for name in courses}
+    table = time_to_loss.table([(courses["minimind"].best, courses), (1.0, won)])
+    assert "not reached in 1 of 2 round(s)" in table
 
 
 def test_shares_need_minimind_at_the_target() -> None:
     courses = {"minimind": Course(), "muon": Course()}
     courses["minimind"].add(5, 100, 1.0, 4.0)
     courses["muon"].add(5, 100, 1.0, 2.0)
-    assert "n/a" in time_to_loss.table(courses, 3.0)
+    assert "n/a" in time_to_loss.table([(3.0, courses)])
     assert time_to_loss.parse(["--recipes", "muon"]).recipes == ["minimind", "muon"]
 
 
