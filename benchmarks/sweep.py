@@ -1,0 +1,146 @@
+"""Where the default recipes' settings come from: short trainings, one setting changed at a time.
+
+    python benchmarks/sweep.py [--recipe adamw|muon] [--data F] [--tokens 250000] [--threads 2] [--json OUT]
+
+Each trial trains the 26M model on as many tokens, in the same order, with the recipe's whole schedule, and is
+judged by held-out bits a byte at its end. The first trial is the shipped JSON; each other one differs in one setting.
+Trials are processes of their own; speed does not matter, so other work may run beside it. Weakness: a real run is a
+hundred times longer, and the best peak rate falls somewhat with length: between two that are equal here take the lower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import options as shared
+from benchmarks.corpus import make_corpus
+from benchmarks.figures import machine, markdown, write_json
+from benchmarks.workers import Job, Worker
+
+HELD_OUT_KILOBYTES = 64
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A shipped JSON and the values to try. ``optimizer``: parameters of its JSON; ``settings``: of the run
+    configuration; ``rows``: packed rows of a step."""
+
+    deepspeed_config: str
+    optimizer: Mapping[str, Sequence[Any]]
+    settings: Mapping[str, Sequence[Any]]
+    rows: Sequence[int]
+
+
+RECIPES = {
+    "adamw": Recipe(
+        "ds_configs/bf16.json",
+        {"lr": [1e-3, 2e-3, 3e-3, 5e-3], "betas": [[0.9, 0.95], [0.9, 0.999]]},
+        {"warmup_ratio": [0.0, 0.02, 0.1], "model.initializer_range": [0.01, 0.02, 0.04]},
+        [4, 8, 16],
+    ),
+    "muon": Recipe(
+        "ds_configs/muon.json",
+        {"muon_lr": [0.01, 0.02, 0.04], "lr": [1e-3, 3e-3]},
+        {"warmup_ratio": [0.0, 0.02, 0.1], "model.initializer_range": [0.01, 0.02]},
+        [4, 8],
+    ),
+}
+DEFAULTS = {"warmup_ratio": 0.02, "model.initializer_range": 0.02}
+DEFAULT_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: what differs from the shipped recipe (nothing: ``setting`` is empty)."""
+
+    setting: str = ""
+    value: Any = None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    text = make_corpus(options.data, options.vocab_size, options.row_length, HELD_OUT_KILOBYTES)
+    recipe = RECIPES[options.recipe]
+    shipped = json.loads(Path(recipe.deepspeed_config).read_text(encoding="utf-8"))
+    results = []
+    for trial in trials(recipe, shipped["optimizer"]["params"]):
+        bits = run(trial, shipped, options, lambda **changes: shared.job(options, text, "ours", **changes))
+        results.append((trial, bits))
+        print(
+            f"{trial.setting or 'as shipped'} {trial.value or ''}: {bits:.3f} bits/byte",
+            file=sys.stderr,
+            flush=True,
+        )
+    about = machine(options.threads)
+    print(
+        f"{about['machine']}, {options.preset}, {recipe.deepspeed_config}, {options.tokens:,} tokens a trial"
+    )
+    print(table(results))
+    rows = [
+        {"setting": trial.setting, "value": trial.value, "bits_per_byte": bits} for trial, bits in results
+    ]
+    write_json(options.json, about | {"recipe": options.recipe, "tokens": options.tokens, "trials": rows})
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = shared.parser(__doc__)
+    parser.add_argument("--recipe", choices=RECIPES, default="adamw")
+    parser.add_argument("--tokens", type=shared.positive, default=250_000, help="of each trial")
+    return parser.parse_args(arguments)
+
+
+def trials(recipe: Recipe, shipped: Mapping[str, Any]) -> list[Trial]:
+    """The shipped recipe first, then each value that differs from it. ``shipped``: its optimizer's parameters."""
+    values = {**recipe.optimizer, **recipe.settings, "rows": recipe.rows}
+    standard = {**shipped, **DEFAULTS, "rows": DEFAULT_ROWS}
+    changed = [
+        Trial(name, value) for name, tried in values.items() for value in tried if value != standard[name]
+    ]
+    return [Trial(), *changed]
+
+
+def run(
+    trial: Trial, shipped: Mapping[str, Any], options: argparse.Namespace, make: Callable[..., Job]
+) -> float:
+    """Held-out bits a byte after one training."""
+    rows = trial.value if trial.setting == "rows" else DEFAULT_ROWS
+    steps = -(-options.tokens // (rows * options.row_length))
+    parameters = dict(shipped["optimizer"]["params"])
+    settings = (
+        {} if trial.setting in ("", "rows") or trial.setting in parameters else {trial.setting: trial.value}
+    )
+    if trial.setting in parameters:
+        parameters[trial.setting] = trial.value
+    with tempfile.TemporaryDirectory() as directory:
+        config = Path(directory) / "deepspeed.json"
+        config.write_text(
+            json.dumps({**shipped, "optimizer": {**shipped["optimizer"], "params": parameters}})
+        )
+        worker = Worker(trial.setting, make(total_steps=steps, micro_batch=rows, deepspeed_config=str(config),
+                                            settings=settings))  # fmt: skip
+        try:
+            worker.train(steps)
+            return float(worker.ask("evaluate")["bits_per_byte"])
+        finally:
+            worker.close()
+
+
+def table(results: Sequence[tuple[Trial, float]]) -> str:
+    """One line a trial, with its distance from the shipped recipe."""
+    shipped = results[0][1]
+    rows = [[trial.setting or "as shipped", "" if trial.value is None else str(trial.value), f"{bits:.3f}",
+             f"{bits - shipped:+.3f}"] for trial, bits in results]  # fmt: skip
+    return markdown(["setting", "value", "held-out bits/byte", "against shipped"], rows)
+
+
+if __name__ == "__main__":
+    shared.exit_cleanly(main)
