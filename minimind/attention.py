@@ -64,7 +64,7 @@ class DenseMask:
 class OneToken:
     """One new token a row: the query heads that share a key head become rows of one product (1.3 to 2 times faster).
 
-    ``mask`` [B, 1, 1, S] boolean, or None: everywhere.
+    ``mask`` [B, 1, 1, S] boolean, or None: everywhere. For a GPU; ``OneTokenOnCpu`` is its form on a CPU.
     """
 
     mask: Tensor | None
@@ -73,6 +73,26 @@ class OneToken:
         batch, _, _, size = q.shape
         grouped = q.view(batch, k.shape[2], -1, size)  # [B, kv_heads, group, D]
         return _sdpa(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=self.mask).reshape(q.shape)
+
+
+@dataclass(frozen=True)
+class OneTokenOnCpu:
+    """One new token a row by two batched products, over keys whose channels lie apart (see ``KVCache``).
+
+    ``hidden`` fp32 [B * kv_heads, 1, S], the lowest number where a row may not look, or None: everywhere. Measured on an
+    EPYC core, 16 rows of 130 columns, out of cache, a layer: 187 us against the fused kernel's 241 over keys as they
+    come, and 386 in bf16.
+    """
+
+    hidden: Tensor | None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grouped = q.reshape(q.shape[0] * k.shape[2], -1, q.shape[3])  # [B * kv_heads, group, D]
+        keys = k.permute(0, 2, 3, 1).flatten(0, 1)  # [B * kv_heads, D, S]
+        values = v.transpose(1, 2).flatten(0, 1)  # [B * kv_heads, S, D]
+        start, beta = (keys.new_empty(()), 0) if self.hidden is None else (self.hidden, 1)
+        scores = torch.baddbmm(start, grouped, keys, beta=beta, alpha=q.shape[3] ** -0.5)
+        return torch.bmm(scores.softmax(-1), values).view(q.shape)
 
 
 @dataclass(frozen=True)
@@ -155,8 +175,8 @@ def plan(document_ids: Tensor | None, backend: Backend = "auto") -> Plan:
 
 def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Run the plan; half precision that this CPU only emulates is widened to fp32 first, which is faster."""
-    if through_fp32(v):
-        return plan.attend(q.float(), k.float(), v.float()).to(v.dtype)
+    if through_fp32(v) or k.dtype != q.dtype:  # a cache on a CPU is in fp32
+        return plan.attend(q.float(), k.float(), v.float()).to(q.dtype)
     return plan.attend(q, k, v)
 
 
@@ -166,15 +186,34 @@ class KVCache:
     ``keys[layer]`` and ``values[layer]`` are [B, capacity, kv_heads, D]. All rows are filled to the same
     ``length``; rows with shorter prompts are padded on the left, ``starts[b]`` (int64 [B], or None for all
     zero) naming row b's first real column.
+
+    On a CPU they are in fp32, whatever the model is in (what is read at each token is then read by fp32 products, and
+    half precision costs as much in conversions as it saves in memory), and they lie as ``OneTokenOnCpu`` reads them:
+    [B, kv_heads, D, capacity] and [B, kv_heads, capacity, D].
     """
 
     def __init__(self, shape: tuple[int, int, int, int], num_layers: int, dtype: torch.dtype,
                  device: torch.device, starts: Tensor | None = None) -> None:  # fmt: skip
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.capacity = shape[1]
-        self.starts = starts
-        self.length = 0
+        on_cpu = device.type == "cpu"
+        batch, self.capacity, kv_heads, size = shape
+        self.starts, self.length = starts, 0
+        self.hidden: Tensor | None = None  # on a CPU: what OneTokenOnCpu adds to the scores of all columns
+        if on_cpu and starts is not None:
+            padding = torch.arange(self.capacity) < starts[:, None]  # [B, capacity]
+            # Not minus infinity: a padding column sees padding only, and its softmax would be 0/0.
+            added = torch.zeros(padding.shape).masked_fill_(padding, torch.finfo(torch.float32).min)
+            self.hidden = added.repeat_interleave(kv_heads, 0)[:, None]
+        if on_cpu:
+            # An odd number of cache lines from channel to channel: a power of two would put all into the same few
+            # sets of the processor's cache (at 1,024 columns 344 us instead of 263 a layer for 16 rows).
+            stride = (self.capacity + 15) // 16 | 1
+            flat = [torch.zeros(batch, kv_heads, size, stride * 16, device=device) for _ in range(num_layers)]
+            self.keys = [keys[..., : self.capacity].permute(0, 3, 1, 2) for keys in flat]
+            by_head = (batch, kv_heads, self.capacity, size)
+            self.values = [torch.zeros(by_head, device=device).transpose(1, 2) for _ in range(num_layers)]
+        else:
+            self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+            self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 
     def positions(self, count: int) -> Tensor:
         """Position ids [B or 1, count] of the next ``count`` columns; padding counts as position 0."""
@@ -185,8 +224,12 @@ class KVCache:
         """How the next ``count`` tokens attend to everything before them and to themselves."""
         if self.length + count > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens, {self.length + count} are needed")
-        if self.starts is None and (self.length == 0 or count == 1):
-            return Causal() if self.length == 0 else OneToken(None)
+        if self.starts is None and self.length == 0:
+            return Causal()
+        if count == 1 and self.keys[0].device.type == "cpu":
+            return OneTokenOnCpu(self.hidden if self.hidden is None else self.hidden[..., : self.length + 1])
+        if count == 1 and self.starts is None:
+            return OneToken(None)
         queries = torch.arange(self.length, self.length + count, device=self.keys[0].device)
         keys = torch.arange(self.length + count, device=self.keys[0].device)
         mask = (keys <= queries[:, None])[None]
@@ -200,6 +243,8 @@ class KVCache:
         end = self.length + k.shape[1]
         self.keys[layer][:, self.length : end] = k
         self.values[layer][:, self.length : end] = v
+        if self.length == 0:
+            return k, v
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
     def advance(self, count: int) -> None:

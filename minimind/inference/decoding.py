@@ -18,6 +18,7 @@ first answer does without (``decode_step``). On a GPU the model's own step runs:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -25,10 +26,11 @@ import torch
 from torch import Tensor
 
 from minimind import attention
-from minimind.model import KVCache, Layer, Transformer
+from minimind.model import KVCache, Layer, RMSNorm, Transformer
 from minimind.ops import cpu_has_fast, rope_tables, rotate, swiglu
 
 PAYS_FROM = 16  # new tokens
+ROWS = 16  # what the weights are laid out for
 
 
 def decode_step(model: Transformer, cache: KVCache, count: int) -> Callable[[Tensor], Tensor]:
@@ -42,57 +44,66 @@ def decode_step(model: Transformer, cache: KVCache, count: int) -> Callable[[Ten
 
 
 class Product:
-    """``x`` [rows, I] times constant weights [O, I] transposed -> [rows, O], in the best form for ``rows``."""
+    """``x`` [rows, I] times constant weights [O, I] transposed -> [rows, O], in the weights' dtype."""
 
-    def __init__(self, weights: Sequence[Tensor], rows: int) -> None:
+    def __init__(self, weights: Sequence[Tensor]) -> None:
         """``weights``: stacked along O, for products of the same input."""
-        self.packed: Tensor | None = None
-        self.transposed: Tensor | None = None
         stacked = torch.cat(tuple(weights))
-        if rows == 1 and stacked.dtype == torch.float32:
-            self.transposed = stacked.t().contiguous()
-        else:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(stacked, rows)
+        self.dtype = stacked.dtype
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(stacked, ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.transposed is not None:
-            return x @ self.transposed
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, None, "none", [], "")
         return product
 
 
-class LayerWeights:
-    """One layer's weights for ``rows`` rows, and its step."""
+class Norm:
+    """A root-mean-square norm of fp32 rows in four operations, half the time of torch's for so few rows."""
 
-    def __init__(self, layer: Layer, rows: int) -> None:
+    def __init__(self, norm: RMSNorm) -> None:
+        size = norm.weight.shape[0]
+        self.gain = norm.weight.float() * math.sqrt(size)
+        self.least = torch.tensor(math.sqrt(norm.eps * size))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # sqrt(sum of squares + size * eps) is a hypotenuse
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.least)
+        return (x * self.gain).div_(length)
+
+
+class LayerWeights:
+    """One layer's weights, and its step."""
+
+    def __init__(self, layer: Layer) -> None:
         attend, mlp = layer.self_attn, layer.mlp
         projections = [projection.weight for projection in (attend.q_proj, attend.k_proj, attend.v_proj)]
         self.index, self.head_dim = attend.index, attend.head_dim
         self.heads = [weight.shape[0] // self.head_dim for weight in projections]  # of q, k, v
-        self.qkv = Product(projections, rows)
-        self.out = Product([attend.o_proj.weight], rows)
-        self.gate_up = Product([mlp.gate_proj.weight, mlp.up_proj.weight], rows)
-        self.down = Product([mlp.down_proj.weight], rows)
-        self.before_attention, self.before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv = Product(projections)
+        self.out = Product([attend.o_proj.weight])
+        self.gate_up = Product([mlp.gate_proj.weight, mlp.up_proj.weight])
+        self.down = Product([mlp.down_proj.weight])
+        self.before_attention, self.before_mlp = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
 
-    def step(self, x: Tensor, tables: tuple[Tensor, Tensor], plan: attention.Plan, cache: KVCache) -> Tensor:
-        """``x`` [B, H] -> [B, H]; ``tables`` of the rows' positions, as ``rope_tables``."""
-        heads = self.qkv(self.before_attention(x)).view(x.shape[0], 1, -1, self.head_dim)
+    def step(self, x: Tensor, tables: tuple[Tensor, Tensor], plan: attention.Plan, cache: KVCache) -> None:
+        """Adds to ``x`` [B, H] fp32, in place; ``tables`` of the rows' positions, as ``rope_tables``."""
+        heads = self.qkv(self.before_attention(x)).float().view(x.shape[0], 1, -1, self.head_dim)
         turned, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)
         q, k = rotate(turned, tables).split(self.heads[:2], dim=2)
         keys, values = cache.append(self.index, k, v)
-        x = x + self.out(plan.attend(q.contiguous(), keys, values).view(x.shape[0], -1))
+        x += self.out(plan.attend(q, keys, values).view(x.shape[0], -1))
         gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
-        return x + self.down(swiglu(gate, up))
+        x += self.down(swiglu(gate, up))
 
 
 class Weights:
-    """A copy of a model's weights as they are now, laid out for ``rows`` rows."""
+    """A copy of a model's weights as they are now, laid out for few rows."""
 
-    def __init__(self, model: Transformer, rows: int, version: list[tuple[int, int]] | None) -> None:
-        self.made_of = version, rows
-        self.layers = [LayerWeights(layer, rows) for layer in model.model.layers]  # type: ignore[arg-type]
-        self.head = Product([model.output_weight[: model.output_size]], rows)
+    def __init__(self, model: Transformer, version: list[tuple[int, int]] | None) -> None:
+        self.made_of = version
+        self.layers = [LayerWeights(layer) for layer in model.model.layers]  # type: ignore[arg-type]
+        self.norm = Norm(model.model.norm)
+        self.head = Product([model.output_weight[: model.output_size]])
 
 
 _KEPT: WeakKeyDictionary[Transformer, Weights] = WeakKeyDictionary()
@@ -106,14 +117,14 @@ def versions(model: Transformer) -> list[tuple[int, int]] | None:
     return [(p.data_ptr(), p._version) for p in parameters] + [(model.output_size, 0)]
 
 
-def laid_out(model: Transformer, rows: int) -> Weights:
-    """The model's weights for ``rows`` rows: those of the last answer, if nothing has changed since."""
+def laid_out(model: Transformer) -> Weights:
+    """The model's weights for few rows: those of the last answer, if nothing has changed since."""
     kept, now = _KEPT.get(model), versions(model)
-    if kept is not None and now is not None and kept.made_of == (now, rows):
+    if kept is not None and now is not None and kept.made_of == now:
         return kept
     _KEPT.pop(model, None)  # before the new ones are made: never three copies
     del kept
-    _KEPT[model] = Weights(model, rows, now)
+    _KEPT[model] = Weights(model, now)
     return _KEPT[model]
 
 
@@ -122,8 +133,7 @@ class Decoder:
 
     @torch.inference_mode()
     def __init__(self, model: Transformer, cache: KVCache) -> None:
-        self.cache, self.body = cache, model.model
-        self.weights = laid_out(model, rows=cache.keys[0].shape[0])
+        self.cache, self.embed, self.weights = cache, model.model.embed_tokens, laid_out(model)
         columns = torch.arange(cache.capacity)[None]
         self.tables = rope_tables(columns, model.config.head_dim, model.config.rope_theta)
 
@@ -131,8 +141,8 @@ class Decoder:
         """``tokens`` [B], the last of each row -> logits [B, output_size] of the next."""
         plan, positions = self.cache.plan(1), self.cache.positions(1)[:, 0]
         tables = self.tables[0][0, positions, None], self.tables[1][0, positions, None]  # [B, 1, 1, D]
-        x = self.body.embed_tokens(tokens)
+        x = self.embed(tokens).float()  # the residual stream, in fp32 whatever the weights are in
         for layer in self.weights.layers:
-            x = layer.step(x, tables, plan, self.cache)
+            layer.step(x, tables, plan, self.cache)
         self.cache.advance(1)
-        return self.weights.head(self.body.norm(x))
+        return self.weights.head(self.weights.norm(x))
