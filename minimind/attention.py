@@ -79,9 +79,9 @@ class OneToken:
 class OneTokenOnCpu:
     """One new token a row by two batched products, over keys whose channels lie apart (see ``KVCache``).
 
-    ``hidden`` fp32 [B * kv_heads, 1, S], the lowest number where a row may not look, or None: everywhere. Measured on an
-    EPYC core, 16 rows of 130 columns, out of cache, a layer: 187 us against the fused kernel's 241 over keys as they
-    come, and 386 in bf16.
+    ``hidden`` fp32 [B * kv_heads, 1, S], the lowest number where a row may not look, or None: everywhere. Measured
+    on an EPYC core, 16 rows of 130 columns that come from memory, a layer: 187 us; the fused kernel over [B, T, heads,
+    D] 241, in bf16 386; reading these keys and values alone 77.
     """
 
     hidden: Tensor | None

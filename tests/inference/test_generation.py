@@ -139,6 +139,16 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
     assert set(draws(Sampler(1.0, 0.01), LOGITS)) == {0}
 
 
+def test_of_equally_likely_tokens_top_p_keeps_the_first() -> None:
+    assert set(draws(Sampler(1.0, 0.5), torch.zeros(5))) == {0, 1, 2}
+    assert set(draws(Sampler(1.0, 0.7), torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0]))) == {0, 2}
+
+
+def test_half_precision_logits_choose_as_their_values_do() -> None:
+    logits = torch.randn(64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert draws(Sampler(), logits, count=50) == draws(Sampler(), logits.float(), count=50)
+
+
 def test_repetition_penalty_weakens_what_was_seen() -> None:
     seen = torch.tensor([True, False, False, False])
     assert Sampler(0, repetition_penalty=3.0).choose(LOGITS, seen, None) == 1
