@@ -250,3 +250,15 @@ class KVCache:
     def advance(self, count: int) -> None:
         """All layers have stored ``count`` more columns."""
         self.length += count
+
+    def keep(self, rows: list[int]) -> None:
+        """Only these rows (ascending) go on, in this order; the memory stays taken."""
+        for stored in (*self.keys, *self.values):
+            stored[: len(rows)] = stored[rows]
+        self.keys = [keys[: len(rows)] for keys in self.keys]
+        self.values = [values[: len(rows)] for values in self.values]
+        if self.starts is not None:
+            self.starts = self.starts[rows]
+        if self.hidden is not None:
+            by_row = self.hidden.unflatten(0, (-1, self.keys[0].shape[2]))  # [B, kv_heads, 1, capacity]
+            self.hidden = by_row[rows].flatten(0, 1)

@@ -3,9 +3,9 @@
 Contract: a stop id ends the answer and is not part of it. Temperature 0 takes the likeliest token, and with
 the cache gives the tokens that recomputing everything would give. The same seed gives the same tokens on
 the same machine; row i of a batch draws from its own generator (seed + i), so row 0 equals the prompt alone
-and no row depends on its neighbours' luck.
+and no row depends on its neighbours' luck. (Sums may be rounded differently for another number of rows.)
 
-Weakness: in a batch, rows that have ended are carried along until the last one ends.
+In a batch, rows that have ended are carried along until half have ended; then the others go on alone.
 """
 
 from __future__ import annotations
@@ -126,6 +126,40 @@ class _Row:
         return token
 
 
+class _Batch:
+    """The answers of a batch, and which of them each row of the cache belongs to."""
+
+    def __init__(self, choosers: list[_Row], stops: frozenset[int]) -> None:
+        self.choosers, self.stops = choosers, stops
+        self.answers: list[list[int]] = [[] for _ in choosers]
+        self.owners = list(range(len(choosers)))  # the answer of each row
+        self.ended: set[int] = set()
+        sampler = choosers[0].sampler
+        self.greedy = sampler.temperature == 0 and sampler.repetition_penalty == 1.0
+
+    def next(self, logits: Tensor) -> list[int]:
+        """The next token of each row of ``logits`` [B, V], added to its answer if that has not ended."""
+        # One call for all rows where the choice needs no state: the usual case when answers are scored.
+        tokens = _likeliest(logits) if self.greedy else [
+            0 if owner in self.ended else self.choosers[owner].next(row)
+            for owner, row in zip(self.owners, logits.cpu(), strict=True)
+        ]  # fmt: skip
+        for owner, token in zip(self.owners, tokens, strict=True):
+            if token in self.stops:
+                self.ended.add(owner)
+            elif owner not in self.ended:
+                self.answers[owner].append(token)
+        return tokens
+
+    def going(self) -> list[int]:
+        """The rows whose answers have not ended."""
+        return [row for row, owner in enumerate(self.owners) if owner not in self.ended]
+
+    def keep(self, rows: list[int]) -> None:
+        """Only these rows are left, in this order."""
+        self.owners = [self.owners[row] for row in rows]
+
+
 def generate(
     model: Transformer,
     prompt_ids: Sequence[int],
@@ -184,24 +218,22 @@ def generate_batch(
     """The answers to prompts of any lengths, computed together, without their stop ids. Raises as ``generate``."""
     if not prompts:
         return []
-    sampler, stops = Sampler(temperature, top_p, top_k, repetition_penalty), frozenset(stop_ids)
+    sampler = Sampler(temperature, top_p, top_k, repetition_penalty)
     longest, count = _room(model, prompts, max_new_tokens)
-    rows = [_Row(sampler, prompt, model.output_size, seed + i) for i, prompt in enumerate(prompts)]
+    if count < 1:
+        return [[] for _ in prompts]
     logits, cache = read_prompts(model, prompts, longest + count)  # [B, V]
-    greedy = sampler.temperature == 0 and sampler.repetition_penalty == 1.0
-    answers: list[list[int]] = [[] for _ in prompts]
-    running = set(range(len(prompts)))
+    choosers = [_Row(sampler, prompt, model.output_size, seed + i) for i, prompt in enumerate(prompts)]
+    batch = _Batch(choosers, frozenset(stop_ids))
     step = decode_step(model, cache, count - 1)
     while True:
-        # One call for all rows where the choice needs no state: the usual case when answers are scored.
-        logits = logits if greedy else logits.cpu()
-        tokens = _likeliest(logits) if greedy else [
-            rows[i].next(logits[i]) if i in running else 0 for i in range(len(rows))
-        ]  # fmt: skip
-        running -= {i for i in running if tokens[i] in stops}
-        for i in running:
-            answers[i].append(tokens[i])
+        tokens = batch.next(logits)
         count -= 1
-        if not running or not count:
-            return answers
+        going = batch.going()
+        if not going or not count:
+            return batch.answers
+        if 2 * len(going) <= len(tokens):
+            cache.keep(going)
+            batch.keep(going)
+            tokens = [tokens[row] for row in going]
         logits = step(torch.tensor(tokens, device=model.output_weight.device))

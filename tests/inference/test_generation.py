@@ -12,7 +12,7 @@ from torch import Tensor
 from minimind.errors import UserError
 from minimind.inference.generation import Sampler, generate, generate_batch, load_model
 from minimind.interop.huggingface import save_pretrained
-from minimind.model import ModelConfig, Transformer
+from minimind.model import KVCache, ModelConfig, Transformer
 from minimind.tokenizer import Tokenizer
 
 CONFIG = ModelConfig.preset(
@@ -62,6 +62,28 @@ def test_stop_ids_end_the_answer_and_are_not_in_it(model: Transformer) -> None:
     assert batch[0] == expected
     other = uncached(model, PROMPTS[3], 20)
     assert batch[1] == (other[: other.index(stop)] if stop in other else other)
+
+
+def test_no_new_tokens_are_empty_answers(model: Transformer) -> None:
+    assert generate_batch(model, PROMPTS, 0) == [[]] * len(PROMPTS)
+    assert list(generate(model, PROMPT, 0)) == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_have_ended_leave_the_batch(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """Each answer is the prompt's own cut at its stop, however many rows are left around it."""
+    prompts = [[1, 5, 9 + i] + [7] * (i % 3) for i in range(6)]
+    alone = [list(generate(model, p, 40, temperature=temperature, seed=i)) for i, p in enumerate(prompts)]
+    stops = {alone[0][3], alone[1][5], alone[2][20], alone[4][12]}
+    cut = [next((n for n, token in enumerate(answer) if token in stops), 40) for answer in alone]
+    kept: list[int] = []
+    original = KVCache.keep
+    monkeypatch.setattr(KVCache, "keep", lambda cache, rows: kept.append(len(rows)) or original(cache, rows))
+    answers = generate_batch(model, prompts, 40, temperature=temperature, stop_ids=stops)
+    assert answers == [answer[:n] for answer, n in zip(alone, cut, strict=True)]
+    assert kept and kept[0] <= 3 and len(set(cut)) > 2
 
 
 def test_seed_decides_and_the_global_state_is_left_alone(model: Transformer) -> None:
