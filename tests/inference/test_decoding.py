@@ -115,13 +115,13 @@ def test_weights_are_kept_until_one_changes() -> None:
     model = Transformer(CONFIG, seed=1).eval()
     first = laid_out(model)
     assert laid_out(model) is first
-    before = list(generate(model, [1, 9, 8], 30, temperature=0))
+    before = list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0))
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.mul_(-1)
-    changed = list(generate(model, [1, 9, 8], 30, temperature=0))
+    changed = list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0))
     assert changed != before
     model.load_state_dict(Transformer(CONFIG, seed=1).state_dict(), assign=True)
-    assert list(generate(model, [1, 9, 8], 30, temperature=0)) == before
+    assert list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0)) == before
 
 
 def test_laid_out_weights_go_with_their_model() -> None:
