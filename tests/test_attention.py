@@ -61,3 +61,23 @@ def test_a_cache_on_a_cpu_is_in_fp32() -> None:
     out = attention.attend(cache.plan(1), q[:, 15:], keys, values)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, attention.Causal().attend(q, k, v)[:, -1:], rtol=2e-2, atol=2e-2)
+
+
+def test_one_token_on_a_gpu_agrees_with_the_form_on_a_cpu() -> None:
+    """The fused kernel with a boolean mask, here run on a CPU."""
+    q, k, v = (x.detach() for x in inputs(torch.float32))
+    padding = torch.arange(16) < torch.tensor([[0], [5]])  # [B, S]
+    hidden = torch.zeros(2, 16).masked_fill(padding, -torch.inf).repeat_interleave(2, 0)[:, None]
+    last = q[:, -1:].contiguous()
+    for mask, added in ((None, None), (~padding[:, None, None], hidden)):
+        fused = attention.OneToken(mask).attend(last, k, v)
+        torch.testing.assert_close(fused, attention.OneTokenOnCpu(added).attend(last, k, v))
+
+
+def test_a_cache_elsewhere_keeps_the_models_dtype_and_the_fused_kernel() -> None:
+    starts = torch.zeros(2, dtype=torch.long, device="meta")
+    cache = attention.KVCache((2, 20, 2, 8), 1, torch.bfloat16, starts.device, starts)
+    assert cache.keys[0].dtype == torch.bfloat16 and cache.keys[0].is_contiguous() and cache.hidden is None
+    cache.advance(15)
+    plan = cache.plan(1)
+    assert isinstance(plan, attention.OneToken) and plan.mask is not None and plan.mask.shape == (2, 1, 1, 16)
