@@ -92,7 +92,9 @@ def half_exponent(weight: Tensor) -> int | None:
     largest just below fp16's end, bf16 values down to 2**-32 of it are exact.
     """
     largest = float(weight.abs().max())
-    exponent = 15 - math.frexp(largest)[1] if largest > 0 else 0
+    if not math.isfinite(largest):
+        return None
+    exponent = min(15 - math.frexp(largest)[1], 100) if largest > 0 else 0  # fp32 holds 2**100 as well
     shifted = weight * 2.0**exponent
     return exponent if torch.equal(shifted.half().float(), shifted) else None
 
@@ -129,10 +131,8 @@ class LayerWeights:
         self.index, self.head_dim = attend.index, attend.head_dim
         self.heads = [weight.shape[0] // self.head_dim for weight in projections]  # of q, k, v
         self.qkv, self.out = product(*projections), product(attend.o_proj.weight)
-        self.gate_up, self.down = (
-            product(mlp.gate_proj.weight, mlp.up_proj.weight),
-            product(mlp.down_proj.weight),
-        )
+        self.gate_up = product(mlp.gate_proj.weight, mlp.up_proj.weight)
+        self.down = product(mlp.down_proj.weight)
         self.before_attention = Norm(layer.input_layernorm, self.qkv.scale)
         self.before_mlp = Norm(layer.post_attention_layernorm, self.gate_up.scale)
 

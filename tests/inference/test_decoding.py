@@ -81,6 +81,9 @@ def test_weights_that_were_rounded_once_fit_into_half_precision(saved: torch.dty
     assert torch.equal(shifted.half().float(), shifted)
     assert half_exponent(torch.zeros(3, 3)) == 0
     assert half_exponent(torch.tensor([[1.0, 2.0**-60]])) is None
+    assert half_exponent(torch.tensor([[2.0**-140]])) is None
+    for broken in (torch.inf, torch.nan):
+        assert half_exponent(torch.tensor([[1.0, broken]])) is None
 
 
 @needs_packing
