@@ -180,6 +180,24 @@ def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return plan.attend(q, k, v)
 
 
+def _for_products(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
+    """Empty keys and values [B, capacity, kv_heads, D] in fp32, in memory as ``OneTokenOnCpu`` reads them."""
+    batch, capacity, kv_heads, size = shape
+    # An odd number of cache lines from channel to channel: a power of two would put all into the same few sets of the
+    # processor's cache (at 1,024 columns 344 us instead of 263 a layer for 16 rows).
+    lines = (capacity + 15) // 16 | 1
+    keys = torch.zeros(batch, kv_heads, size, lines * 16)[..., :capacity]
+    return keys.permute(0, 3, 1, 2), torch.zeros(batch, kv_heads, capacity, size).transpose(1, 2)
+
+
+def _hidden(starts: Tensor, capacity: int, kv_heads: int) -> Tensor:
+    """What to add to the scores of all columns [B * kv_heads, 1, capacity] to hide those before ``starts`` [B]."""
+    padding = torch.arange(capacity) < starts[:, None]
+    # Not minus infinity: a padding column sees padding only, and its softmax would be 0/0.
+    added = torch.zeros(padding.shape).masked_fill_(padding, torch.finfo(torch.float32).min)
+    return added.repeat_interleave(kv_heads, 0)[:, None]
+
+
 class KVCache:
     """Keys and values of the tokens seen so far, in memory taken once.
 
@@ -194,23 +212,12 @@ class KVCache:
 
     def __init__(self, shape: tuple[int, int, int, int], num_layers: int, dtype: torch.dtype,
                  device: torch.device, starts: Tensor | None = None) -> None:  # fmt: skip
-        on_cpu = device.type == "cpu"
-        batch, self.capacity, kv_heads, size = shape
-        self.starts, self.length = starts, 0
+        self.starts, self.length, self.capacity = starts, 0, shape[1]
         self.hidden: Tensor | None = None  # on a CPU: what OneTokenOnCpu adds to the scores of all columns
-        if on_cpu and starts is not None:
-            padding = torch.arange(self.capacity) < starts[:, None]  # [B, capacity]
-            # Not minus infinity: a padding column sees padding only, and its softmax would be 0/0.
-            added = torch.zeros(padding.shape).masked_fill_(padding, torch.finfo(torch.float32).min)
-            self.hidden = added.repeat_interleave(kv_heads, 0)[:, None]
-        if on_cpu:
-            # An odd number of cache lines from channel to channel: a power of two would put all into the same few
-            # sets of the processor's cache (at 1,024 columns 344 us instead of 263 a layer for 16 rows).
-            stride = (self.capacity + 15) // 16 | 1
-            flat = [torch.zeros(batch, kv_heads, size, stride * 16, device=device) for _ in range(num_layers)]
-            self.keys = [keys[..., : self.capacity].permute(0, 3, 1, 2) for keys in flat]
-            by_head = (batch, kv_heads, self.capacity, size)
-            self.values = [torch.zeros(by_head, device=device).transpose(1, 2) for _ in range(num_layers)]
+        if device.type == "cpu":
+            self.hidden = None if starts is None else _hidden(starts, self.capacity, kv_heads=shape[2])
+            layers = [_for_products(shape) for _ in range(num_layers)]
+            self.keys, self.values = [keys for keys, _ in layers], [values for _, values in layers]
         else:
             self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
             self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
