@@ -1,7 +1,7 @@
 """Generation against transformers' generate: the same saved model, prompts and greedy tokens, single and batch 16.
 
     python benchmarks/generate.py [--preset 26m] [--saved-dtype bfloat16] [--dtype D] [--new-tokens 128]
-        [--rounds 5] [--json OUT]
+        [--temperature 0] [--rounds 5] [--json OUT]
 
 A model with random weights is exported in ``--saved-dtype``; each side loads that directory as it does by default
 (transformers 5 keeps the saved precision, ``load_model`` keeps it on a GPU and takes fp32 on a CPU); ``--dtype`` makes
@@ -9,7 +9,7 @@ both compute in one. Rounds
 alternate, so that a noisy machine hits both; medians of wall time and of the ratio are printed, and the
 ratio of the two best rounds, which other programs disturb least. Prompts have
 unequal lengths in the batch (left-padded in both). It counts how many answers are the same: all of them in fp32,
-few where one side rounds to half.
+few where one side rounds to half. With ``--temperature`` both sample, with top-p 0.95, and no answers are the same.
 """
 
 from __future__ import annotations
@@ -56,21 +56,24 @@ def make_prompts(count: int, vocab: int) -> list[list[int]]:
     return [torch.randint(6, vocab, (length,), generator=generator).tolist() for length in lengths]
 
 
-def ours(model: Transformer, prompts: list[list[int]], count: int) -> Answers:
+def ours(model: Transformer, prompts: list[list[int]], count: int, temperature: float) -> Answers:
     if len(prompts) == 1:
-        return [list(generate(model, prompts[0], count, temperature=0))]
-    return generate_batch(model, prompts, count, temperature=0)
+        return [list(generate(model, prompts[0], count, temperature=temperature, top_p=0.95))]
+    return generate_batch(model, prompts, count, temperature=temperature, top_p=0.95)
 
 
-def theirs(llama: Any, prompts: list[list[int]], count: int) -> Answers:
+def theirs(llama: Any, prompts: list[list[int]], count: int, temperature: float) -> Answers:
     longest, device = max(map(len, prompts)), llama.device
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor(
         [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device
     )
+    how: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        how = {"do_sample": True, "temperature": temperature, "top_p": 0.95, "top_k": 0}
     with torch.inference_mode():
         out = llama.generate(
-            ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+            ids, attention_mask=mask, max_new_tokens=count, eos_token_id=None, pad_token_id=0, **how
         )
     return [row[longest:] for row in out.tolist()]
 
@@ -86,11 +89,13 @@ def measure(forms: dict[str, Callable[[], Answers]], rounds: int) -> dict[str, l
     return seconds
 
 
-def compare(model: Transformer, llama: Any, batch: int, count: int, rounds: int) -> dict[str, Any]:
+def compare(
+    model: Transformer, llama: Any, batch: int, count: int, temperature: float, rounds: int
+) -> dict[str, Any]:
     prompts = make_prompts(batch, model.config.vocab_size)
     forms = {
-        "minimind": lambda: ours(model, prompts, count),
-        "transformers": lambda: theirs(llama, prompts, count),
+        "minimind": lambda: ours(model, prompts, count, temperature),
+        "transformers": lambda: theirs(llama, prompts, count, temperature),
     }
     a, b = forms["minimind"](), forms["transformers"]()  # warm-up, and the check
     same = sum(x == y for x, y in zip(a, b, strict=True))
@@ -108,6 +113,7 @@ def main() -> None:
     )
     parser.add_argument("--preset", default="26m", choices=PRESETS)
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--saved-dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument(
@@ -122,7 +128,7 @@ def main() -> None:
     )
     results = []
     for batch in (1, 16):
-        result = compare(model, llama, batch, options.new_tokens, options.rounds)
+        result = compare(model, llama, batch, options.new_tokens, options.temperature, options.rounds)
         results.append(result)
         speeds = "   ".join(
             f"{name} {speed:7.1f} tokens/s" for name, speed in result["tokens_per_second"].items()
@@ -135,6 +141,7 @@ def main() -> None:
         about = {
             "preset": options.preset,
             "saved": options.saved_dtype,
+            "temperature": options.temperature,
             "device": str(model.output_weight.device),
         }
         about["threads"] = torch.get_num_threads()

@@ -91,6 +91,17 @@ def test_linear_without_gradients_agrees(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(one, ops.linear(x, weight)[:1], rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 70])
+def test_fp32_linear_without_gradients_is_the_same_product(rows: int) -> None:
+    """By another library: only the order of the sums may differ. Also of a slice of a weight."""
+    x, weight = normal(2, rows, 96), normal(40, 96, seed=2)
+    exact = x.double() @ weight[:33].double().t()
+    with torch.no_grad():
+        out = ops.linear(x, weight[:33])
+    assert out.shape == (2, rows, 33)
+    assert ((out.double() - exact).abs() <= 16 * 2.0**-24 * (x.abs() @ weight[:33].abs().t())).all()
+
+
 def test_fp32_is_left_alone() -> None:
     assert not ops.through_fp32(normal(2, 2))
     assert ops.cpu_has_fast(torch.float32)

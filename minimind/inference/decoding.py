@@ -4,31 +4,39 @@ Contract: ``Decoder(model, cache)(tokens)`` gives the logits of ``model.next_log
 rounding, and moves the cache on. A step reads every weight once and computes little, so its time is how fast a
 product of a few rows reads its weight. Measured on one EPYC core (AVX512-BF16), all products of the 26M shape:
 
-    fp32, 1 row    F.linear (MKL) 9.1 ms, transposed 6.0 ms, oneDNN's packed form 7.1 ms
-    fp32, 16 rows  F.linear 18.4 ms, transposed 17.8 ms, packed 10.5 ms
-    bf16, 1 row    F.linear 6.3 ms, packed 3.8 ms;  16 rows 9.7 and 5.7 ms
+                   1 row    16 rows
+    fp32           6.0 ms   13.7 ms   F.linear, that is MKL
+                   2.6      5.3       oneDNN's packed form (``Packed``); a sum over 104 MB takes 2.7 ms
+                   1.6      4.4       FBGEMM, weights held in fp16 (``HeldInHalf``)
+    bf16           3.2      4.3       F.linear
+                   1.5      2.9       oneDNN's packed form
 
-(By numpy's OpenBLAS a transposed fp32 row takes 5.1 ms, but its threads and torch's then wait for each other's cores:
-with two threads on two busy cores 10 tokens/s instead of 31.)
+A model computes in fp32 on a CPU, but its weights were most often saved in bf16 or fp16, and such a weight times a
+power of two is an fp16 number: half the memory is read, nothing is rounded. Weights that fp16 cannot hold exactly stay
+in fp32, and nobody needs to choose. What is not a product is kept to few operations (about 40 us a layer for one row).
 
-Products of the same input (q, k, v; gate, up) are one product here. Weaknesses: the weights are in memory twice, as
-laid-out ones are kept for the model's next answer; laying them out costs the time of some twenty tokens, so a short
-first answer does without (``decode_step``). On a GPU the model's own step runs: nobody has timed another one there.
+Products of the same input (q, k, v; gate, up) are one product here. Weaknesses: the weights are in memory one and a
+half times or twice, as laid-out ones are kept for the model's next answer; laying them out takes 50 ms in fp32, 0.13 s
+in fp16 (FBGEMM packs one number at a time) and 14 ms in bf16, the time that 20, 35 and 4 tokens of one row gain, so a
+short answer does without (``decode_step``). On a GPU the model's own step runs: nobody has timed another one there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from minimind import attention
-from minimind.model import KVCache, Layer, Transformer
+from minimind.model import KVCache, Layer, RMSNorm, Transformer
 from minimind.ops import cpu_has_fast, rope_tables, rotate, swiglu
 
-PAYS_FROM = 16  # new tokens
+PAYS_FROM = 32  # new tokens
+ROWS = 16  # what the weights are laid out for
 
 
 def decode_step(model: Transformer, cache: KVCache, count: int) -> Callable[[Tensor], Tensor]:
@@ -41,58 +49,112 @@ def decode_step(model: Transformer, cache: KVCache, count: int) -> Callable[[Ten
     return lambda tokens: model.next_logits(tokens[:, None], cache)
 
 
-class Product:
-    """``x`` [rows, I] times constant weights [O, I] transposed -> [rows, O], in the best form for ``rows``."""
+class Product(Protocol):
+    """``x`` [rows, I] times constant weights [O, I] transposed -> [rows, O], to be multiplied by ``scale``."""
 
-    def __init__(self, weights: Sequence[Tensor], rows: int) -> None:
-        """``weights``: stacked along O, for products of the same input."""
-        self.packed: Tensor | None = None
-        self.transposed: Tensor | None = None
-        stacked = torch.cat(tuple(weights))
-        if rows == 1 and stacked.dtype == torch.float32:
-            self.transposed = stacked.t().contiguous()
-        else:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(stacked, rows)
+    scale: float
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Packed:
+    """By oneDNN, in the weights' dtype."""
+
+    scale = 1.0
+
+    def __init__(self, weight: Tensor) -> None:
+        self.dtype = weight.dtype
+        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.transposed is not None:
-            return x @ self.transposed
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x.to(self.dtype), self.weight, None, "none", [], ""
+        )
         return product
 
 
-class LayerWeights:
-    """One layer's weights for ``rows`` rows, and its step."""
+class HeldInHalf:
+    """By FBGEMM: fp32 rows times weights held in fp16, widened as they are read; products and sums in fp32."""
 
-    def __init__(self, layer: Layer, rows: int) -> None:
+    def __init__(self, weight: Tensor, exponent: int) -> None:
+        self.scale = 2.0**-exponent
+        self.weight = torch.ops.quantized.linear_prepack_fp16(weight * 2.0**exponent, None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.weight)
+        return product
+
+
+def half_exponent(weight: Tensor) -> int | None:
+    """An ``e`` so that fp16 holds each of ``weight * 2**e`` exactly; None if there is none, as in most fp32 models.
+
+    Weights that were once rounded to fp16 or bf16 have one, unless they lie further apart than fp16 reaches: with the
+    largest just below fp16's end, bf16 values down to 2**-32 of it are exact.
+    """
+    largest = float(weight.abs().max())
+    if not math.isfinite(largest):
+        return None
+    exponent = min(15 - math.frexp(largest)[1], 100) if largest > 0 else 0  # fp32 holds 2**100 as well
+    shifted = weight * 2.0**exponent
+    return exponent if torch.equal(shifted.half().float(), shifted) else None
+
+
+def product(*weights: Tensor) -> Product:
+    """The fastest product by ``weights``, stacked along O, that rounds no weight."""
+    stacked = torch.cat(weights).detach()
+    has_fbgemm = torch.backends.quantized.engine in ("x86", "fbgemm")
+    exponent = half_exponent(stacked) if stacked.dtype == torch.float32 and has_fbgemm else None
+    return Packed(stacked) if exponent is None else HeldInHalf(stacked, exponent)
+
+
+class Norm:
+    """A root-mean-square norm of fp32 rows in four operations, half the time of torch's for so few rows."""
+
+    def __init__(self, norm: RMSNorm, scale: float) -> None:
+        """``scale``: of the product by what comes out."""
+        size = norm.weight.shape[0]
+        self.gain = norm.weight.float() * (math.sqrt(size) * scale)
+        self.least = torch.tensor(math.sqrt(norm.eps * size))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # sqrt(sum of squares + size * eps) is a hypotenuse
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.least)
+        return (x * self.gain).div_(length)
+
+
+class LayerWeights:
+    """One layer's weights, and its step."""
+
+    def __init__(self, layer: Layer) -> None:
         attend, mlp = layer.self_attn, layer.mlp
         projections = [projection.weight for projection in (attend.q_proj, attend.k_proj, attend.v_proj)]
         self.index, self.head_dim = attend.index, attend.head_dim
         self.heads = [weight.shape[0] // self.head_dim for weight in projections]  # of q, k, v
-        self.qkv = Product(projections, rows)
-        self.out = Product([attend.o_proj.weight], rows)
-        self.gate_up = Product([mlp.gate_proj.weight, mlp.up_proj.weight], rows)
-        self.down = Product([mlp.down_proj.weight], rows)
-        self.before_attention, self.before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv, self.out = product(*projections), product(attend.o_proj.weight)
+        self.gate_up = product(mlp.gate_proj.weight, mlp.up_proj.weight)
+        self.down = product(mlp.down_proj.weight)
+        self.before_attention = Norm(layer.input_layernorm, self.qkv.scale)
+        self.before_mlp = Norm(layer.post_attention_layernorm, self.gate_up.scale)
 
-    def step(self, x: Tensor, tables: tuple[Tensor, Tensor], plan: attention.Plan, cache: KVCache) -> Tensor:
-        """``x`` [B, H] -> [B, H]; ``tables`` of the rows' positions, as ``rope_tables``."""
-        heads = self.qkv(self.before_attention(x)).view(x.shape[0], 1, -1, self.head_dim)
+    def step(self, x: Tensor, tables: tuple[Tensor, Tensor], plan: attention.Plan, cache: KVCache) -> None:
+        """Adds to ``x`` [B, H] fp32, in place; ``tables`` of the rows' positions, as ``rope_tables``."""
+        heads = self.qkv(self.before_attention(x)).float().view(x.shape[0], 1, -1, self.head_dim)
         turned, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)
         q, k = rotate(turned, tables).split(self.heads[:2], dim=2)
         keys, values = cache.append(self.index, k, v)
-        x = x + self.out(plan.attend(q.contiguous(), keys, values).view(x.shape[0], -1))
+        x.add_(self.out(plan.attend(q, keys, values).view(x.shape[0], -1)), alpha=self.out.scale)
         gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
-        return x + self.down(swiglu(gate, up))
+        x.add_(self.down(swiglu(gate, up)), alpha=self.down.scale)
 
 
 class Weights:
-    """A copy of a model's weights as they are now, laid out for ``rows`` rows."""
+    """A copy of a model's weights as they are now, laid out for few rows."""
 
-    def __init__(self, model: Transformer, rows: int, version: list[tuple[int, int]] | None) -> None:
-        self.made_of = version, rows
-        self.layers = [LayerWeights(layer, rows) for layer in model.model.layers]  # type: ignore[arg-type]
-        self.head = Product([model.output_weight[: model.output_size]], rows)
+    def __init__(self, model: Transformer, version: list[tuple[int, int]] | None) -> None:
+        self.made_of = version
+        self.layers = [LayerWeights(layer) for layer in model.model.layers]  # type: ignore[arg-type]
+        self.head = product(model.output_weight[: model.output_size])
+        self.norm = Norm(model.model.norm, self.head.scale)
 
 
 _KEPT: WeakKeyDictionary[Transformer, Weights] = WeakKeyDictionary()
@@ -106,14 +168,14 @@ def versions(model: Transformer) -> list[tuple[int, int]] | None:
     return [(p.data_ptr(), p._version) for p in parameters] + [(model.output_size, 0)]
 
 
-def laid_out(model: Transformer, rows: int) -> Weights:
-    """The model's weights for ``rows`` rows: those of the last answer, if nothing has changed since."""
+def laid_out(model: Transformer) -> Weights:
+    """The model's weights for few rows: those of the last answer, if nothing has changed since."""
     kept, now = _KEPT.get(model), versions(model)
-    if kept is not None and now is not None and kept.made_of == (now, rows):
+    if kept is not None and now is not None and kept.made_of == now:
         return kept
     _KEPT.pop(model, None)  # before the new ones are made: never three copies
     del kept
-    _KEPT[model] = Weights(model, rows, now)
+    _KEPT[model] = Weights(model, now)
     return _KEPT[model]
 
 
@@ -122,8 +184,7 @@ class Decoder:
 
     @torch.inference_mode()
     def __init__(self, model: Transformer, cache: KVCache) -> None:
-        self.cache, self.body = cache, model.model
-        self.weights = laid_out(model, rows=cache.keys[0].shape[0])
+        self.cache, self.embed, self.weights = cache, model.model.embed_tokens, laid_out(model)
         columns = torch.arange(cache.capacity)[None]
         self.tables = rope_tables(columns, model.config.head_dim, model.config.rope_theta)
 
@@ -131,8 +192,8 @@ class Decoder:
         """``tokens`` [B], the last of each row -> logits [B, output_size] of the next."""
         plan, positions = self.cache.plan(1), self.cache.positions(1)[:, 0]
         tables = self.tables[0][0, positions, None], self.tables[1][0, positions, None]  # [B, 1, 1, D]
-        x = self.body.embed_tokens(tokens)
+        x = self.embed(tokens).float()  # the residual stream, in fp32 whatever the weights are in
         for layer in self.weights.layers:
-            x = layer.step(x, tables, plan, self.cache)
+            layer.step(x, tables, plan, self.cache)
         self.cache.advance(1)
-        return self.weights.head(self.body.norm(x))
+        return self.weights.head(self.weights.norm(x))

@@ -62,8 +62,9 @@ class PackedPrompts(KVCache):
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep them for the answers; the prompts attend to the packed ones themselves."""
-        self.cache.keys[layer][self.rows, self.columns] = k[0]
-        self.cache.values[layer][self.rows, self.columns] = v[0]
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.rows, self.columns] = k[0].to(keys.dtype)
+        values[self.rows, self.columns] = v[0].to(values.dtype)
         return k, v
 
     def advance(self, count: int) -> None:

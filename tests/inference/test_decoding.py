@@ -8,15 +8,28 @@ import pytest
 import torch
 
 from minimind.inference import decoding
-from minimind.inference.decoding import PAYS_FROM, Decoder, decode_step, laid_out
+from minimind.inference.decoding import (
+    PAYS_FROM,
+    Decoder,
+    HeldInHalf,
+    Norm,
+    Packed,
+    decode_step,
+    half_exponent,
+    laid_out,
+    product,
+)
 from minimind.inference.generation import generate
-from minimind.model import KVCache, ModelConfig, Transformer
+from minimind.model import KVCache, ModelConfig, RMSNorm, Transformer
 
 CONFIG = ModelConfig.preset(
     "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8,
     max_position_embeddings=60, initializer_range=0.3,
 )  # fmt: skip
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # of the largest logit; bf16 keeps 8 bits
+needs_fbgemm = pytest.mark.skipif(
+    torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="FBGEMM holds weights in fp16"
+)
 needs_packing = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="oneDNN packs the weights"
 )
@@ -33,10 +46,15 @@ def started(model: Transformer, rows: int, padded: bool) -> KVCache:
 
 @needs_packing
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("dtype", "saved"), [(dtype, dtype) for dtype in TOLERANCE] + [(torch.float32, torch.bfloat16)]
+)
 @pytest.mark.parametrize(("rows", "padded"), [(1, False), (4, False), (4, True)])
-def test_logits_are_those_of_the_models_own_step(rows: int, padded: bool, dtype: torch.dtype) -> None:
-    model = Transformer(CONFIG, seed=1).to(dtype).eval()
+def test_logits_are_those_of_the_models_own_step(
+    rows: int, padded: bool, dtype: torch.dtype, saved: torch.dtype
+) -> None:
+    """With weights that fp16 holds exactly (those once saved in bf16) and with others."""
+    model = Transformer(CONFIG, seed=1).to(saved).to(dtype).eval()
     model.output_size = 50
     cache = started(model, rows, padded)
     other = copy.deepcopy(cache)
@@ -50,25 +68,69 @@ def test_logits_are_those_of_the_models_own_step(rows: int, padded: bool, dtype:
     assert cache.length == other.length
 
 
+@pytest.mark.parametrize("saved", [torch.bfloat16, torch.float16])
+def test_weights_that_were_rounded_once_fit_into_half_precision(saved: torch.dtype) -> None:
+    weight = torch.randn(64, 48, generator=torch.Generator().manual_seed(0)) * 0.05
+    weight[0, :8] = 0.05 * 2.0 ** -torch.arange(0, 24, 3)  # far below fp16's least normal number
+    assert half_exponent(weight) is None
+    rounded = weight.to(saved).float()
+    exponent = half_exponent(rounded)
+    assert exponent is not None
+    shifted = rounded * 2.0**exponent
+    assert 2**14 <= shifted.abs().max() < 2**15
+    assert torch.equal(shifted.half().float(), shifted)
+    assert half_exponent(torch.zeros(3, 3)) == 0
+    assert half_exponent(torch.tensor([[1.0, 2.0**-60]])) is None
+    assert half_exponent(torch.tensor([[2.0**-140]])) is None
+    for broken in (torch.inf, torch.nan):
+        assert half_exponent(torch.tensor([[1.0, broken]])) is None
+
+
+@needs_packing
+@needs_fbgemm
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [1, 3, 16, 33])
+def test_products_round_their_sums_only(rows: int) -> None:
+    """Errors against fp64 are those of fp32 sums, whichever form the weights take; rounded weights would show."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 512, generator=generator)
+    weight = torch.randn(96, 512, generator=generator) * 0.05
+    for w, form in ((weight, Packed), (weight.bfloat16().float(), HeldInHalf)):
+        by = product(w[:32], w[32:])
+        assert isinstance(by, form)
+        error = (by(x) * by.scale).double() - x.double() @ w.double().t()
+        assert (error.abs() <= 16 * 2.0**-24 * (x.abs() @ w.abs().t())).all()
+        rounded = x @ (w.half().float() if form is Packed else w.to(torch.float8_e4m3fn).float()).t()
+        error = rounded.double() - x.double() @ w.double().t()
+        assert not (error.abs() <= 16 * 2.0**-24 * (x.abs() @ w.abs().t())).all()
+
+
+@torch.inference_mode()
+def test_norm_is_the_models() -> None:
+    norm = RMSNorm(48, eps=1e-2)
+    norm.weight.copy_(torch.rand(48))
+    x = torch.randn(3, 48) * torch.tensor([[1.0], [1e-3], [0.0]])
+    torch.testing.assert_close(Norm(norm, 0.25)(x), norm(x) * 0.25)
+
+
 @needs_packing
 def test_weights_are_kept_until_one_changes() -> None:
     model = Transformer(CONFIG, seed=1).eval()
-    first = laid_out(model, rows=1)
-    assert laid_out(model, rows=1) is first
-    assert laid_out(model, rows=2) is not first
-    before = list(generate(model, [1, 9, 8], 30, temperature=0))
+    first = laid_out(model)
+    assert laid_out(model) is first
+    before = list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0))
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.mul_(-1)
-    changed = list(generate(model, [1, 9, 8], 30, temperature=0))
+    changed = list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0))
     assert changed != before
     model.load_state_dict(Transformer(CONFIG, seed=1).state_dict(), assign=True)
-    assert list(generate(model, [1, 9, 8], 30, temperature=0)) == before
+    assert list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0)) == before
 
 
 def test_laid_out_weights_go_with_their_model() -> None:
     model = Transformer(CONFIG, seed=1).eval()
     kept = len(decoding._KEPT)
-    laid_out(model, rows=1)
+    laid_out(model)
     assert len(decoding._KEPT) == kept + 1
     del model
     assert len(decoding._KEPT) == kept

@@ -12,7 +12,7 @@ from torch import Tensor
 from minimind.errors import UserError
 from minimind.inference.generation import Sampler, generate, generate_batch, load_model
 from minimind.interop.huggingface import save_pretrained
-from minimind.model import ModelConfig, Transformer
+from minimind.model import KVCache, ModelConfig, Transformer
 from minimind.tokenizer import Tokenizer
 
 CONFIG = ModelConfig.preset(
@@ -62,6 +62,28 @@ def test_stop_ids_end_the_answer_and_are_not_in_it(model: Transformer) -> None:
     assert batch[0] == expected
     other = uncached(model, PROMPTS[3], 20)
     assert batch[1] == (other[: other.index(stop)] if stop in other else other)
+
+
+def test_no_new_tokens_are_empty_answers(model: Transformer) -> None:
+    assert generate_batch(model, PROMPTS, 0) == [[]] * len(PROMPTS)
+    assert list(generate(model, PROMPT, 0)) == []
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_have_ended_leave_the_batch(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """Each answer is the prompt's own cut at its stop, however many rows are left around it."""
+    prompts = [[1, 5, 9 + i] + [7] * (i % 3) for i in range(6)]
+    alone = [list(generate(model, p, 40, temperature=temperature, seed=i)) for i, p in enumerate(prompts)]
+    stops = {alone[0][3], alone[1][5], alone[2][20], alone[4][12]}
+    cut = [next((n for n, token in enumerate(answer) if token in stops), 40) for answer in alone]
+    kept: list[int] = []
+    original = KVCache.keep
+    monkeypatch.setattr(KVCache, "keep", lambda cache, rows: kept.append(len(rows)) or original(cache, rows))
+    answers = generate_batch(model, prompts, 40, temperature=temperature, stop_ids=stops)
+    assert answers == [answer[:n] for answer, n in zip(alone, cut, strict=True)]
+    assert kept and kept[0] <= 3 and len(set(cut)) > 2
 
 
 def test_seed_decides_and_the_global_state_is_left_alone(model: Transformer) -> None:
@@ -137,6 +159,16 @@ def test_top_k_and_top_p_cut_the_tail() -> None:
     assert set(draws(Sampler(1.0, 1.0, top_k=2), LOGITS)) == {0, 1}
     assert set(draws(Sampler(1.0, 0.6), LOGITS)) == {0, 1}  # 0.5 does not reach 0.6, so the next one stays
     assert set(draws(Sampler(1.0, 0.01), LOGITS)) == {0}
+
+
+def test_of_equally_likely_tokens_top_p_keeps_the_first() -> None:
+    assert set(draws(Sampler(1.0, 0.5), torch.zeros(5))) == {0, 1, 2}
+    assert set(draws(Sampler(1.0, 0.7), torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0]))) == {0, 2}
+
+
+def test_half_precision_logits_choose_as_their_values_do() -> None:
+    logits = torch.randn(64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert draws(Sampler(), logits, count=50) == draws(Sampler(), logits.float(), count=50)
 
 
 def test_repetition_penalty_weakens_what_was_seen() -> None:
