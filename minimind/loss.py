@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from minimind.ops import linear, through_fp32
+from minimind.ops import input_gradient, linear, product, through_fp32, weight_gradient
 
 IGNORE = -100
 FP16_GRADIENT_SCALE = 1024.0
@@ -46,17 +46,18 @@ def chunk_tokens(device: torch.device, vocab_size: int) -> int:
     return max(64, budget // vocab_size)
 
 
-def _product_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of half tensors as fp32, without rounding to half in between.
+def _add_weight_gradient(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+    """Add a chunk's ``grad.T @ hidden`` to the fp32 ``total``, without rounding it to half in between.
 
     Except in bf16 on a CPU that multiplies it: its product is twice as fast as fp32's and gives bf16. The sum over a
     chunk is rounded there, as a linear layer's weight gradient is, before it is added to the others in fp32.
     """
-    if a.device.type == "cuda" and a.dtype != torch.float32:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    if a.dtype == torch.bfloat16:
-        return (a @ b).float()
-    return a.float() @ b.float()
+    if grad.device.type == "cuda" and grad.dtype != torch.float32:
+        total += torch.mm(grad.t(), hidden, out_dtype=torch.float32)
+    elif grad.device.type == "cuda":
+        total.addmm_(grad.t(), hidden)
+    else:
+        total += weight_gradient(grad, hidden)
 
 
 def _chunk_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -89,17 +90,14 @@ class _SummedCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden.shape[0], chunk):
             piece = slice(start, start + chunk)
             part = hidden[piece].to(wide.dtype)
-            logits = F.linear(part, wide).to(hidden.dtype)
+            logits = product(part, wide).to(hidden.dtype)
             loss, log_probabilities, trainable, target = _chunk_loss(logits, labels[piece])
             total += loss.sum()
             losses[piece] = loss[:, 0]
             grad32 = _logits_gradient(log_probabilities, trainable, target, ctx.scale)
             grad = grad32.to(hidden.dtype).to(wide.dtype)
-            grad_hidden[piece] = grad @ wide
-            if grad.dtype == torch.float32:
-                grad_weight.addmm_(grad.t(), part)
-            else:
-                grad_weight += _product_fp32(grad.t(), part)
+            grad_hidden[piece] = input_gradient(grad, wide)
+            _add_weight_gradient(grad_weight, grad, part)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(losses)

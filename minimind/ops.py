@@ -11,7 +11,7 @@ ms, fp16 600 ms, bf16 through fp32 46 ms. So half-precision products go through 
 accumulator, three to ten times the speed. On one EPYC core with AVX512-BF16 the same product runs at 88
 GFLOP/s in fp32 (backward 89 to 101), 217 in bf16 (195 to 217), 97 in bf16 through fp32: bf16 stays bf16
 there. One product for q, k and v, or for gate and up, is no faster at these sizes (208 to 213 against 217).
-Without gradients fp32 goes to oneDNN: 236 GFLOP/s there (664 rows, the 26M shapes), MKL, torch's choice, 109.
+fp32 products go to oneDNN: 250 GFLOP/s there, backward 190 to 250, where MKL, torch's own choice, gets 110.
 Weakness: gradients of these functions cannot themselves be differentiated.
 """
 
@@ -52,8 +52,33 @@ def hand_written(x: Tensor) -> bool:
     return x.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
-class _LinearThroughFp32(torch.autograd.Function):
-    """``x @ weight.T`` of half tensors by fp32 products; keeps only the half tensors for backward."""
+def _fp32_product(x: Tensor, weight: Tensor) -> Tensor:
+    if x.device.type == "cpu" and torch.backends.mkldnn.is_available() and not torch.compiler.is_compiling():
+        # The same precision; torch itself would ask MKL, which is slow on AMD's processors.
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        return product
+    return F.linear(x, weight)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x`` [..., I] times ``weight`` [O, I] transposed, without autograd, sums in fp32, rounded once."""
+    if x.dtype == torch.float32:
+        return _fp32_product(x, weight)
+    return _fp32_product(x.float(), weight.float()).to(x.dtype) if through_fp32(x) else F.linear(x, weight)
+
+
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """Gradient of ``product``'s ``x``, of ``grad`` [..., O]."""
+    return product(grad, weight.t())
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Gradient of ``product``'s ``weight``, [O, I]."""
+    return product(grad.flatten(0, -2).t(), x.flatten(0, -2).t())
+
+
+class _Linear(torch.autograd.Function):
+    """``product`` with its gradients; keeps ``x`` in its own dtype."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -69,43 +94,13 @@ class _LinearThroughFp32(torch.autograd.Function):
         return grad_x, weight_gradient(grad, x) if needs_weight else None
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x`` [..., I] times ``weight`` [O, I] transposed, without autograd, sums in fp32, rounded once."""
-    return F.linear(x.float(), weight.float()).to(x.dtype) if through_fp32(x) else F.linear(x, weight)
-
-
-def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
-    """Gradient of ``product``'s ``x``, of ``grad`` [..., O]."""
-    return (grad.float() @ weight.float()).to(grad.dtype) if through_fp32(grad) else grad @ weight
-
-
-def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Gradient of ``product``'s ``weight``, [O, I]."""
-    rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
-    if through_fp32(grad):
-        return (rows.float().t() @ inputs.float()).to(grad.dtype)
-    return rows.t() @ inputs
-
-
-def _onednn_is_faster(x: Tensor, weight: Tensor) -> bool:
-    fp32 = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    return fp32 and eager and torch.backends.mkldnn.is_available()
-
-
-def _fp32_by_onednn(x: Tensor, weight: Tensor) -> Tensor:
-    """The same product in the same precision; torch itself asks MKL, which is slow on AMD's processors."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return product
-
-
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """``x`` [..., I] times ``weight`` [O, I] transposed -> [..., O] in the dtype of ``x``; sums in fp32."""
-    if not through_fp32(x) or x.dtype != weight.dtype:
-        return _fp32_by_onednn(x, weight) if _onednn_is_faster(x, weight) else F.linear(x, weight)
+    if x.device.type != "cpu" or x.dtype != weight.dtype:
+        return F.linear(x, weight)
     if torch.is_grad_enabled():
-        return apply(_LinearThroughFp32, x, weight)
-    if x.numel() == x.shape[-1]:
+        return apply(_Linear, x, weight)
+    if through_fp32(x) and x.numel() == x.shape[-1]:
         # One token: reading the weights is the whole cost; widening them first would move them twice more.
         return F.linear(x, weight)
     return product(x, weight)
