@@ -96,7 +96,8 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """``x`` [..., I] times ``weight`` [O, I] transposed -> [..., O] in the dtype of ``x``; sums in fp32."""
-    if x.device.type != "cpu" or x.dtype != weight.dtype:
+    plain = x.device.type != "cpu" or (torch.compiler.is_compiling() and not through_fp32(x))
+    if plain or x.dtype != weight.dtype:
         return F.linear(x, weight)
     if torch.is_grad_enabled():
         return apply(_Linear, x, weight)
