@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from minimind.errors import UserError
+from minimind.hardware import detect
 from minimind.training.muon import Muon
 
 
@@ -97,8 +98,9 @@ def _lion(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.O
 
 
 def _muon(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
-    # bf16 where matrix multiplication in it is fast; an emulated bf16 is slower and rougher than fp32.
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    # bf16 where matrix multiplication in it is fast, also on a CPU that has the instructions (a quarter of fp32's time
+    # on an EPYC); an emulated bf16 is slower and rougher than fp32.
+    dtype = torch.bfloat16 if detect().bf16 else torch.float32
     return Muon(groups, compute_dtype=dtype, **_pick(params, "lr", "betas", "eps", "momentum"))
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from minimind.errors import UserError
+from minimind.hardware import Hardware
+from minimind.training import optimizers
 from minimind.training.muon import Muon, matrix_update
 from minimind.training.optimizers import Lion, build_optimizer, is_body_matrix, parameter_groups
 
@@ -104,3 +106,13 @@ def test_muon_groups_take_their_own_learning_rates() -> None:
 def test_unknown_type_names_the_choices() -> None:
     with pytest.raises(UserError, match=r"OneBitAdam.*AdamW8bit"):
         build_optimizer(Tiny(), "OneBitAdam", {"lr": 1.0})
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_muon_iterates_in_bf16_where_the_hardware_multiplies_it(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizers, "detect", lambda: Hardware("cpu", fp16=False, bf16=native))
+    built = build_optimizer(nn.Linear(4, 4, bias=False), "Muon", {"lr": 0.01, "muon_lr": 0.02})
+    assert isinstance(built, Muon)
+    assert built.compute_dtype == (torch.bfloat16 if native else torch.float32)
