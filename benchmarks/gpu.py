@@ -9,7 +9,7 @@ loss is evaluated off the clock, which gives the time and tokens to --target (st
 don't count). --budget seconds bound everything: rounds end when the next one would not fit, and a form that is not
 ready by half the budget or fails is named as such, with its error, never silently left out.
 
-MFU: benchmarks/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile mode.
+MFU: minimind/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile mode.
 The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, and on
 an H200 1.5 million tokens/s at 25% MFU. On a machine without a GPU it refuses, unless --cpu is given to try the script
 out: the figures then say nothing.
@@ -32,11 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import options as shared
 from benchmarks.corpus import Corpus
 from benchmarks.figures import markdown, write_json
-from benchmarks.peaks import mfu, peak_flops
 from benchmarks.workers import Job, Round, Worker, WorkerError
 from minimind.errors import UserError
 from minimind.hardware import detect
 from minimind.model import ModelConfig, Transformer
+from minimind.peaks import mfu, peak_flops
 
 READY_SHARE = 0.5  # of the budget: until then a form must have done its warm-up
 SPEED_PROMISE, MEMORY_PROMISE = 1.8, 0.5  # fp16 against fp32

@@ -14,9 +14,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import markdown
-from benchmarks.peaks import peak_flops
 from benchmarks.traffic import ring_bytes
 from minimind.model import ModelConfig, Transformer
+from minimind.peaks import peak_flops
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 ACCUMULATION = 4

@@ -67,7 +67,9 @@ class Builder:
         def factor(applied: int) -> float:
             return self.plan.schedule.factor(applied) * rate_factor(applied, rollbacks)
 
-        engine = setup.build_engine(self.new_model(), self.treated(rollbacks), factor, self.config)
+        engine = setup.build_engine(
+            self.new_model(), self.treated(rollbacks), factor, self.config, self.plan.total_steps
+        )
         if checkpoint is None:
             return engine, Progress()
         return engine, Progress.from_state(engine.load(checkpoint.path)["progress"])

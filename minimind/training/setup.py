@@ -17,9 +17,11 @@ from minimind.data.conversations import Kind
 from minimind.data.mixture import Part
 from minimind.data.store import MANIFEST, TokenStore
 from minimind.errors import UserError
+from minimind.hardware import detect
 from minimind.model import Transformer
 from minimind.tokenizer import Tokenizer
 from minimind.training.cadence import evaluation_remark, evaluation_steps, usual_steps
+from minimind.training.compilation import pays
 from minimind.training.control import Control
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.engine import Engine
@@ -203,17 +205,19 @@ def new_model(config: RunConfig) -> Transformer:
 
 
 def build_engine(
-    model: Transformer, resolved: Resolved, factor: Callable[[int], float], config: RunConfig
+    model: Transformer,
+    resolved: Resolved,
+    factor: Callable[[int], float],
+    config: RunConfig,
+    total_steps: int,
 ) -> Engine:
-    """The DeepSpeed engine, compiled where that pays. ``factor``: share of the peak rate by applied step.
-
-    ``compile: auto`` is yes on a GPU and no on a CPU: there a compiled step of the 26M model, whose static shapes need
-    the dense mask, took 1.23 times the eager one's time (bf16, docs/performance.md). It looks at the device alone, so
-    a resumed run takes the same form, to the bit.
-    """
+    """The DeepSpeed engine, compiled where that pays in ``total_steps`` steps. ``factor``: share of the peak rate by
+    applied step."""
     model.gradient_checkpointing = config.gradient_checkpointing
     engine = Engine(model, resolved, factor)
-    on_gpu = engine.device.type == "cuda"
-    if config.compile == "on" or (config.compile == "auto" and on_gpu):
+    positions = total_steps * resolved.micro_batch_size * resolved.accumulation * config.max_seq_length
+    flops = positions * model.flops_per_token(config.max_seq_length)
+    automatic = config.compile == "auto" and pays(detect(), resolved.precision, flops)
+    if config.compile == "on" or automatic:
         engine.compile()
     return engine

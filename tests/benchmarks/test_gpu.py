@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks import gpu
 from benchmarks.gpu import FORMS, Budget, Form, Result
-from benchmarks.peaks import mfu, peak_flops
 from benchmarks.workers import Round, WorkerError
 from minimind.errors import UserError
 from minimind.model import ModelConfig, Transformer
+from minimind.peaks import mfu, peak_flops
 
 
 class FakeWorker:
