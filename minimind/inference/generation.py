@@ -64,8 +64,11 @@ class Sampler:
         if self.temperature == 0:
             return int(logits.argmax())
         sums = self._probabilities(logits / self.temperature).cumsum(0, dtype=torch.float64)
+        total = float(sums[-1])
+        if total != total:
+            raise UserError("the model's output is not a number (NaN): its weights are broken")
         # One uniform number decides, a tenth of the time of torch.multinomial, which draws one for every token.
-        below = float(torch.rand((), dtype=torch.float64, generator=generator)) * float(sums[-1])
+        below = float(torch.rand((), dtype=torch.float64, generator=generator)) * total
         return int(torch.searchsorted(sums, below, right=True).clamp_(max=len(sums) - 1))
 
     def _probabilities(self, logits: Tensor) -> Tensor:

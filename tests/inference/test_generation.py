@@ -208,3 +208,11 @@ def test_ids_beyond_the_tokenizer_are_never_generated(
     (batched,) = generate_batch(loaded, [[1, 5, 9]], 30, **options)
     assert len(single) == len(batched) == 30
     assert max(single + batched) < tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_broken_weights_are_said_and_not_sampled_from(top_p: float) -> None:
+    logits = torch.zeros(10)
+    logits[3] = torch.nan
+    with pytest.raises(UserError, match="weights are broken"):
+        Sampler(1.0, top_p).choose(logits, None, torch.Generator().manual_seed(0))
