@@ -1,6 +1,6 @@
 """Where the default recipes' settings come from: short trainings, one setting changed at a time.
 
-    python benchmarks/sweep.py [--recipe adamw|muon] [--data F] [--tokens 250000] [--threads 2] [--json OUT]
+    python benchmarks/sweep.py [--recipe adamw|muon] [--settings lr,rows] [--tokens 250000] [--data F] [--json OUT]
 
 Each trial trains the 26M model on as many tokens, in the same order, with the recipe's whole schedule, and is
 judged by held-out bits a byte at its end. The first trial is the shipped JSON; each other one differs in one setting.
@@ -25,6 +25,7 @@ from benchmarks import options as shared
 from benchmarks.corpus import make_corpus
 from benchmarks.figures import machine, markdown, write_json
 from benchmarks.workers import Job, Worker
+from minimind.errors import UserError
 
 HELD_OUT_KILOBYTES = 64
 
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     recipe = RECIPES[options.recipe]
     shipped = json.loads(Path(recipe.deepspeed_config).read_text(encoding="utf-8"))
     results = []
-    for trial in trials(recipe, shipped["optimizer"]["params"]):
+    for trial in trials(recipe, shipped["optimizer"]["params"], options.settings):
         bits = run(trial, shipped, options, lambda **changes: shared.job(options, text, "ours", **changes))
         results.append((trial, bits))
         print(
@@ -94,17 +95,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = shared.parser(__doc__)
     parser.add_argument("--recipe", choices=RECIPES, default="adamw")
+    parser.add_argument("--settings", type=lambda text: text.split(","), help="which to change; default: all")
     parser.add_argument("--tokens", type=shared.positive, default=250_000, help="of each trial")
     return parser.parse_args(arguments)
 
 
-def trials(recipe: Recipe, shipped: Mapping[str, Any]) -> list[Trial]:
-    """The shipped recipe first, then each value that differs from it. ``shipped``: its optimizer's parameters."""
+def trials(recipe: Recipe, shipped: Mapping[str, Any], only: Sequence[str] | None = None) -> list[Trial]:
+    """The shipped recipe first, then each value that differs from it. ``shipped``: its optimizer's parameters.
+
+    Raises UserError for a name in ``only`` that the recipe does not vary.
+    """
     values = {**recipe.optimizer, **recipe.settings, "rows": recipe.rows}
+    unknown = [name for name in only or () if name not in values]
+    if unknown:
+        raise UserError(f"--settings {unknown[0]}: it is none of {', '.join(values)}")
     standard = {**shipped, **DEFAULTS, "rows": DEFAULT_ROWS}
-    changed = [
-        Trial(name, value) for name, tried in values.items() for value in tried if value != standard[name]
-    ]
+    tried = {name: values[name] for name in only or values}
+    changed = [Trial(name, value) for name, of in tried.items() for value in of if value != standard[name]]
     return [Trial(), *changed]
 
 
