@@ -143,3 +143,27 @@ def test_losses_by_row_leave_the_sum_and_its_gradients_as_they_are(
     if grad:
         ours, before = gradients(loss * 3, hidden, weight), gradients(alone * 3, hidden, weight)
         assert all(torch.equal(a, b) for a, b in zip(ours, before, strict=True))
+
+
+@pytest.mark.parametrize("trained", [0, 1, 63, 64, 65, 150, 199, 200])
+def test_sizes_do_not_follow_the_number_of_trained_tokens(
+    trained: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN keeps a kernel for each size it has met: a number that differs at each step made a run grow."""
+    rows: list[int] = []
+    original = F.log_softmax
+
+    def spy(values: Tensor, *args: object, **kwargs: object) -> Tensor:
+        rows.append(values.shape[0])
+        return original(values, *args, **kwargs)
+
+    monkeypatch.setattr(F, "log_softmax", spy)
+    hidden, weight = torch.randn(200, 8), torch.randn(30, 8)
+    labels = torch.full((200,), -100)
+    labels[torch.randperm(200)[:trained]] = 3
+    loss = summed_cross_entropy(hidden.requires_grad_(), weight, labels)
+    assert sum(rows) in (-(-trained // 64) * 64, 200)
+    expected = F.cross_entropy(hidden @ weight.t(), labels, reduction="sum", ignore_index=-100)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    (grad,) = torch.autograd.grad(loss, hidden)
+    assert torch.equal(grad[labels == -100], torch.zeros(200 - trained, 8))
