@@ -124,8 +124,9 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        (length, heads, size), key_heads = grad.shape, ctx.saved_tensors[1].shape[1]
-        q, k, v, grad = (_by_key_head(x, key_heads) for x in (*ctx.saved_tensors, grad))
+        saved = ctx.saved_tensors  # once: under activation checkpointing each look would compute them again
+        (length, heads, size), key_heads = grad.shape, saved[1].shape[1]
+        q, k, v, grad = (_by_key_head(x, key_heads) for x in (*saved, grad))
         grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
         for block in ctx.blocks:

@@ -150,11 +150,15 @@ def test_half_precision_follows_fp32(dtype: torch.dtype) -> None:
     assert (grads - truth).norm() / truth.norm() < 0.03
 
 
-def test_gradient_checkpointing_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("runs", torch.float32), ("runs", torch.float16), ("blocks", torch.bfloat16), ("mask", torch.float32)],
+)
+def test_gradient_checkpointing_changes_nothing(backend: attention.Backend, dtype: torch.dtype) -> None:
     grads = []
     for recompute in (False, True):
-        model = lively()
-        model.gradient_checkpointing = recompute
+        model = lively().to(dtype)
+        model.attention_backend, model.gradient_checkpointing = backend, recompute
         model(ids(1, 12), ids(1, 12, seed=1), *packed(5, 7)).backward()
         grads.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
