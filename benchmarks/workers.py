@@ -82,8 +82,7 @@ class Worker:
     def _start(self, rank: int) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
         environment = {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(self.job.threads),
-                       "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
-                       "WANDB_MODE": "disabled"}  # fmt: skip
+                       "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled"}  # fmt: skip
         if self.job.ranks > 1:
             environment |= _rank_environment(rank, self.job.ranks)
         command = [sys.executable, str(ROOT / "benchmarks" / "side.py"), json.dumps(asdict(self.job))]
