@@ -192,7 +192,7 @@ class Metrics:
         self._write("train", record)
         for source in sources:
             self._write("source", {"step": metrics.step, **source})
-        if self._first is None:
+        if self._first is None or metrics.tokens_per_second is None:  # several steps may be reported at once
             self._first = (metrics.step, self._clock())
         self._last = metrics
         self._console.step(metrics, record["ppl"], self._eta(metrics.step))

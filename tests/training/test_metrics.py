@@ -128,6 +128,18 @@ def test_untrusted_numbers_are_na(tmp_path: Path, out: io.StringIO) -> None:
     assert "left n/a" in line
 
 
+def test_time_left_of_a_resumed_run_waits_for_the_first_pace(tmp_path: Path, out: io.StringIO) -> None:
+    """Its first steps are reported together, at one moment: no time lies between them, which is not no time left."""
+    clock = Clock()
+    metrics = metrics_to(out, tmp_path, clock=clock)
+    for step in (8, 9, 10):
+        metrics.step(replace(STEP, step=step, tokens_per_second=None))
+    assert "left n/a" in out.getvalue().splitlines()[-1]
+    clock.now = 20.0
+    metrics.step(replace(STEP, step=20))
+    assert "left 40s" in out.getvalue().splitlines()[-1]
+
+
 def test_time_left_leaves_out_the_first_interval(tmp_path: Path, out: io.StringIO) -> None:
     clock = Clock()
     metrics = metrics_to(out, tmp_path, clock=clock)
