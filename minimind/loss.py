@@ -56,6 +56,8 @@ def _add_weight_gradient(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
         total += torch.mm(grad.t(), hidden, out_dtype=torch.float32)
     elif grad.device.type == "cuda":
         total.addmm_(grad.t(), hidden)
+    elif grad.dtype == torch.float16:  # also where it is native: the sum over a chunk may overflow
+        total += weight_gradient(grad.float(), hidden.float())
     else:
         total += weight_gradient(grad, hidden)
 

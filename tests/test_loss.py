@@ -109,8 +109,8 @@ def test_without_gradients_the_value_is_the_same() -> None:
     assert not value.requires_grad
 
 
-def test_full_fp32_logits_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The widest fp32 logits that reach the log-softmax have ``chunk`` rows."""
+def rows_of_logits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Will hold the number of rows of each chunk of logits from now on."""
     rows: list[int] = []
     original = F.log_softmax
 
@@ -119,6 +119,12 @@ def test_full_fp32_logits_are_never_held(monkeypatch: pytest.MonkeyPatch) -> Non
         return original(values, *args, **kwargs)
 
     monkeypatch.setattr(F, "log_softmax", spy)
+    return rows
+
+
+def test_full_fp32_logits_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The widest fp32 logits that reach the log-softmax have ``chunk`` rows."""
+    rows = rows_of_logits(monkeypatch)
     hidden, weight, labels = inputs(trained=1.0)
     summed_cross_entropy(hidden, weight, labels, 8)
     assert rows == [8] * 6 + [2]
@@ -150,14 +156,7 @@ def test_sizes_do_not_follow_the_number_of_trained_tokens(
     trained: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN keeps a kernel for each size it has met: a number that differs at each step made a run grow."""
-    rows: list[int] = []
-    original = F.log_softmax
-
-    def spy(values: Tensor, *args: object, **kwargs: object) -> Tensor:
-        rows.append(values.shape[0])
-        return original(values, *args, **kwargs)
-
-    monkeypatch.setattr(F, "log_softmax", spy)
+    rows = rows_of_logits(monkeypatch)
     hidden, weight = torch.randn(200, 8), torch.randn(30, 8)
     labels = torch.full((200,), -100)
     labels[torch.randperm(200)[:trained]] = 3
@@ -167,3 +166,14 @@ def test_sizes_do_not_follow_the_number_of_trained_tokens(
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     (grad,) = torch.autograd.grad(loss, hidden)
     assert torch.equal(grad[labels == -100], torch.zeros(200 - trained, 8))
+
+
+def test_a_frequent_token_does_not_overflow_native_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU that multiplies fp16 nothing else is widened; this sum over tokens must be."""
+    monkeypatch.setattr("minimind.ops.cpu_has_fast", lambda dtype: True)
+    hidden = torch.full((64, 8), 2.0, dtype=torch.float16)
+    weight = torch.zeros(30, 8, dtype=torch.float16, requires_grad=True)
+    summed_cross_entropy(hidden, weight, torch.full((64,), 3)).backward()  # 64 x 2 x 1024 is above 65,504
+    expected = -64 * 2 * (1 - 1 / 30)
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad[3].float(), torch.full((8,), expected), rtol=1e-3, atol=0)
