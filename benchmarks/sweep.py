@@ -25,6 +25,7 @@ from benchmarks import options as shared
 from benchmarks.corpus import make_corpus
 from benchmarks.figures import machine, markdown, write_json
 from benchmarks.workers import Job, Worker
+from minimind.config import load_run_config
 from minimind.errors import UserError
 
 HELD_OUT_KILOBYTES = 64
@@ -55,7 +56,6 @@ RECIPES = {
         [4, 8],
     ),
 }
-DEFAULTS = {"warmup_ratio": 0.02, "model.initializer_range": 0.02}
 DEFAULT_ROWS = 8
 
 
@@ -109,7 +109,12 @@ def trials(recipe: Recipe, shipped: Mapping[str, Any], only: Sequence[str] | Non
     unknown = [name for name in only or () if name not in values]
     if unknown:
         raise UserError(f"--settings {unknown[0]}: it is none of {', '.join(values)}")
-    standard = {**shipped, **DEFAULTS, "rows": DEFAULT_ROWS}
+    config = load_run_config(None)
+    settings = {
+        "warmup_ratio": config.warmup_ratio,
+        "model.initializer_range": config.model.initializer_range,
+    }
+    standard = {**shipped, **settings, "rows": DEFAULT_ROWS}
     tried = {name: values[name] for name in only or values}
     changed = [Trial(name, value) for name, of in tried.items() for value in of if value != standard[name]]
     return [Trial(), *changed]
@@ -119,14 +124,15 @@ def run(
     trial: Trial, shipped: Mapping[str, Any], options: argparse.Namespace, make: Callable[..., Job]
 ) -> float:
     """Held-out bits a byte after one training."""
-    rows = trial.value if trial.setting == "rows" else DEFAULT_ROWS
-    steps = -(-options.tokens // (rows * options.row_length))
+    rows, settings = DEFAULT_ROWS, {}
     parameters = dict(shipped["optimizer"]["params"])
-    settings = (
-        {} if trial.setting in ("", "rows") or trial.setting in parameters else {trial.setting: trial.value}
-    )
-    if trial.setting in parameters:
+    if trial.setting == "rows":
+        rows = trial.value
+    elif trial.setting in parameters:
         parameters[trial.setting] = trial.value
+    elif trial.setting:
+        settings = {trial.setting: trial.value}
+    steps = -(-options.tokens // (rows * options.row_length))
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "deepspeed.json"
         config.write_text(

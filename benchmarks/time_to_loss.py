@@ -38,8 +38,6 @@ RECIPES = {
 HELD_OUT_KILOBYTES = 32  # it is evaluated dozens of times
 LEADER = "minimind"
 TARGETS = {"tokens": 0.35, "seconds": 0.15}  # of MiniMind's, with the muon recipe
-
-
 FIRST_SEED = 42
 
 Point = tuple[int, float, float]  # trained tokens, seconds, bits a byte
@@ -47,18 +45,21 @@ Point = tuple[int, float, float]  # trained tokens, seconds, bits a byte
 
 @dataclass
 class Course:
-    """One recipe's way down: a point after each stretch, and its steps there."""
+    """One recipe's way down: a point after each stretch, and the optimizer steps done by then."""
 
     points: list[Point] = field(default_factory=list)
-    steps: int = 0
     marks: list[int] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps so far."""
+        return self.marks[-1] if self.marks else 0
 
     def add(self, steps: int, tokens: int, seconds: float, bits: float) -> None:
         """One more stretch; tokens and seconds are its own."""
         before = self.points[-1] if self.points else (0, 0.0, 0.0)
         self.points.append((before[0] + tokens, before[1] + seconds, bits))
-        self.steps += steps
-        self.marks.append(self.steps)
+        self.marks.append(self.steps + steps)
 
     @property
     def best(self) -> float:

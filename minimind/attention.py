@@ -243,7 +243,7 @@ class KVCache:
         if self.starts is None and self.length == 0:
             return Causal()
         if count == 1 and self.keys[0].device.type == "cpu":
-            return OneTokenOnCpu(self.hidden if self.hidden is None else self.hidden[..., : self.length + 1])
+            return OneTokenOnCpu(None if self.hidden is None else self.hidden[..., : self.length + 1])
         if count == 1 and self.starts is None:
             return OneToken(None)
         queries = torch.arange(self.length, self.length + count, device=self.keys[0].device)

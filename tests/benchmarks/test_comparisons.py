@@ -56,7 +56,7 @@ def test_a_recipe_that_never_gets_there_is_said_so() -> None:
     workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "adamw": FakeWorker(0.1, [], "a")}
     courses = race(workers, max_steps=12, every=5, target=None)
     assert [course.steps for course in courses.values()] == [12, 12]
-    won = {name: Course([(1, 1.0, 0.0)], 1, [1]) for name in courses}
+    won = {name: Course([(1, 1.0, 0.0)], [1]) for name in courses}
     table = time_to_loss.table([(courses["minimind"].best, courses), (1.0, won)])
     assert "not reached in 1 of 2 round(s)" in table
 
