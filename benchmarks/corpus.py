@@ -1,19 +1,20 @@
 """The text that every side of a benchmark trains on: one tokenizer, one training store, one held-out store.
 
-Made once and kept in ``$MINIMIND_CACHE/benchmarks``, named by the files and the options. Each N-th record is held
-out, N so that the held-out part has about ``held_out_kilobytes`` of JSON: evaluating it must cost little beside ten
-steps on a CPU.
+Made once, under a lock, and kept in ``$MINIMIND_CACHE/benchmarks``, named by the files and the options. Each N-th
+record is held out, N so that the held-out part has about ``held_out_kilobytes`` of JSON: evaluating it must cost little
+beside ten steps on a CPU.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minimind.data.cache import default_cache
+from minimind.data.cache import default_cache, locked
 from minimind.data.prepare import prepare
 from minimind.data.store import TokenStore
 from minimind.errors import UserError
@@ -45,9 +46,17 @@ def make_corpus(data: Path, vocab_size: int, row_length: int = 512, held_out_kil
         )
     directory = default_cache() / "benchmarks" / _key(files, vocab_size, row_length, held_out_kilobytes)
     directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory / "lock", lambda message: print(message, file=sys.stderr, flush=True)):
+        return _made_in(directory, files, vocab_size, row_length, held_out_kilobytes * 1000)
+
+
+def _made_in(
+    directory: Path, files: Sequence[Path], vocab_size: int, row_length: int, held_out_bytes: int
+) -> Corpus:
+    """What is not in ``directory`` yet is made there; nobody else does so at the same time."""
     parts = [directory / "train.jsonl", directory / "held.jsonl"]
     if not parts[1].exists():
-        _split(files, *parts, held_out_kilobytes * 1000)
+        _split(files, *parts, held_out_bytes)
     tokenizer = directory / "tokenizer" / "tokenizer.model"
     if not tokenizer.exists():
         tokenizer = train_tokenizer(_texts(parts[0]), directory / "tokenizer", vocab_size)

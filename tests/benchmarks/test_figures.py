@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import corpus as corpus_module
 from benchmarks.corpus import make_corpus
 from benchmarks.figures import markdown, ratios, spread, write_json
 from benchmarks.workers import Round
@@ -49,6 +53,22 @@ def test_the_corpus_holds_out_whole_records_once(files: dict[str, Path]) -> None
     assert 0 < len(held) < len(train)
     assert make_corpus(files["pretrain"], 330, 32, 4) == corpus
     assert corpus.documents()[0] == train.document(0).tolist()
+
+
+def test_two_benchmarks_at_once_make_one_corpus(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split, calls = corpus_module._split, []
+
+    def slowly(*arguments: Any) -> None:
+        calls.append(arguments)
+        time.sleep(0.2)  # long enough for the other to come
+        split(*arguments)
+
+    monkeypatch.setattr(corpus_module, "_split", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: make_corpus(files["pretrain"], 330, 32, 5), range(2))
+    assert len(calls) == 1 and first == second
 
 
 def test_no_text_is_said_plainly(tmp_path: Path) -> None:
