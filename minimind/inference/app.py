@@ -206,7 +206,10 @@ async def _on_http(request: Request, error: Any) -> Response:
 
 
 async def _on_bug(request: Request, error: Any) -> Response:
-    return _error(ApiError(500, "the server failed; its log says why"))
+    response = _error(ApiError(500, "the server failed; its log says why"))
+    # Starlette raises the exception on and uvicorn then closes the connection: a client told of it doesn't reuse it
+    response.headers["Connection"] = "close"
+    return response
 
 
 HANDLERS: dict[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = {

@@ -164,6 +164,7 @@ def test_a_failure_is_told_to_the_client_without_its_traceback(
     response = api.post(CHAT, **HELLO)
     assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
     assert "fire" not in response.text
+    assert response.headers["Connection"] == "close"  # uvicorn closes it: the next request needs another
     received: list[str] = []
     with (
         api.client.stream("POST", CHAT, json={**HELLO, "stream": True}) as response,
