@@ -2,12 +2,13 @@
 
     python benchmarks/gpu.py [--data F] [--budget 450] [--only "bf16,bare bf16"] [--json OUT]
 
-Forms: fp16, bf16, fp32, ZeRO-2, ZeRO-2 with offload and Muon through our trainer, compiled and eager; the bare PyTorch
-loop (side_bare.py) and Hugging Face Trainer (side_huggingface.py) beside them. All processes start at once, so that
-imports and compilation overlap; then one works at a time, round by round in turn. After each timed round the held-out
-loss is evaluated off the clock, which gives the time and tokens to --target (starting, compiling and the --warmup steps
-don't count). --budget seconds bound everything: rounds end when the next one would not fit, and a form that is not
-ready by half the budget or fails is named as such, with its error, never silently left out.
+Forms: fp16, bf16, fp32, ZeRO-2, ZeRO-2 with offload and Muon through our trainer, compiled and eager, bf16 also with
+attention by dense mask; the bare PyTorch loop (side_bare.py) and Hugging Face Trainer (side_huggingface.py) beside
+them. All processes start at once, so that imports and compilation overlap; then one works at a time, round by round in
+turn. After each timed round the held-out loss is evaluated off the clock, which gives the time and tokens to --target
+(starting, compiling and the --warmup steps don't count). --budget seconds bound everything: rounds end when the next
+one would not fit, and a form that is not ready by half the budget or fails is named as such, with its error, never
+silently left out.
 
 MFU: minimind/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile mode.
 The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, and on
@@ -52,6 +53,7 @@ class Form:
     precision: str
     deepspeed_config: str = ""
     compiled: bool = True
+    attention: str = "auto"
 
     def job(self, options: argparse.Namespace, text: Corpus) -> Job:
         """What its process does."""
@@ -60,13 +62,16 @@ class Form:
                                    "micro_batch": options.micro_batch, "total_steps": options.total_steps}  # fmt: skip
         if self.deepspeed_config:
             changes["deepspeed_config"] = f"ds_configs/{self.deepspeed_config}.json"
-            changes["settings"] = {"compile": "on" if compiling else "off", "emulate_fp16": options.cpu}
+            changes["settings"] = {"compile": "on" if compiling else "off", "emulate_fp16": options.cpu,
+                                   "attention_backend": self.attention}  # fmt: skip
         return shared.job(options, text, self.side, **changes)
 
 
 FORMS = (
     Form("bf16", "ours", "bf16", "bf16"),
     Form("bf16 eager", "ours", "bf16", "bf16", compiled=False),
+    Form("bf16 dense mask", "ours", "bf16", "bf16", attention="mask"),
+    Form("bf16 eager dense mask", "ours", "bf16", "bf16", compiled=False, attention="mask"),
     Form("bf16 muon", "ours", "bf16", "muon"),
     Form("bf16 ZeRO-2", "ours", "bf16", "bf16_zero2"),
     Form("bf16 ZeRO-2 offload", "ours", "bf16", "bf16_zero2_offload"),

@@ -2,7 +2,7 @@
 
 Contract: a token attends to itself and to earlier tokens of its own document. A document is a run of equal
 ``document_ids`` in a row (ids are contiguous, as packing makes them; padding is a run like any other). What
-to compute is planned once a forward and shared by the layers. Four exact forms, chosen by ``plan``:
+to compute is planned once a forward and shared by the layers. Exact forms, chosen by ``plan``:
 
 - ``Runs`` (CPU): one fused call per document, in fp32: the CPU's half-precision kernel has a slow backward. Measured
   on an EPYC core with AVX512-BF16, 8 rows of 512, heads as in the 26M model, forward and backward of bf16 tensors,
@@ -11,14 +11,11 @@ to compute is planned once a forward and shared by the layers. Four exact forms,
 - ``QueryBlocks`` (bf16 on a CPU that multiplies it; attention_blocks.py): half the time of ``Runs`` for long documents.
 - ``DenseMask``: a boolean mask built once. Works everywhere, and the only form whose shapes are static
   under torch.compile on a CPU.
-- ``Flex``: FlexAttention's block mask, for CUDA; asked for by name (``attention_backend="flex"``). Its mask
-  logic is tested on a CPU; weakness: nobody has timed it on a GPU yet, so ``auto`` takes the dense mask
-  there.
+- ``Varlen`` and ``Flex`` (attention_cuda.py): on a GPU, eager and compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -27,9 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minimind.attention_blocks import QueryBlocks, make_blocks
+from minimind.attention_cuda import SMALLEST_FLEX_HEAD, flex_plan, varlen_plan, varlen_runs
+from minimind.errors import UserError
 from minimind.ops import cpu_has_fast, through_fp32
 
-Backend = Literal["auto", "runs", "blocks", "mask", "flex"]
+Backend = Literal["auto", "runs", "blocks", "mask", "varlen", "flex"]
 
 
 class Plan(Protocol):
@@ -40,7 +39,15 @@ class Plan(Protocol):
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
     """Fused attention over [B, heads, T, D]; key/value heads are shared by groups of query heads, not copied."""
-    return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **how)
+    group = q.shape[1] // k.shape[1]
+    if (
+        group > 1
+        and q.device.type != "cpu"
+        and (q.dtype == torch.float32 or how.get("attn_mask") is not None)
+    ):
+        # But here: a GPU's one fused kernel for fp32 or a mask wants as many key heads (attention_cuda.py).
+        k, v, group = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), 1
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=group > 1, **how)
 
 
 @dataclass(frozen=True)
@@ -111,75 +118,65 @@ class Runs:
         return torch.cat(outputs, dim=2).transpose(1, 2).reshape(q.shape).to(q.dtype)
 
 
-@dataclass(frozen=True)
-class Flex:
-    """FlexAttention with a block mask: skips whole blocks between documents."""
-
-    block_mask: Any
-    kernel: Callable[..., Any]
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        grouped = q.shape[2] != k.shape[2]
-        out: Tensor = self.kernel(*heads_first, block_mask=self.block_mask, enable_gqa=grouped)
-        return out.transpose(1, 2)
-
-
 def document_mask(document_ids: Tensor) -> Tensor:
     """``document_ids`` [B, T] -> boolean [B, 1, T, T]: causal and within one document."""
     same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     return same.tril_()
 
 
-def run_lengths(document_ids: Tensor) -> list[int]:
-    """Lengths of the runs of equal ids, row by row; a run ends at the end of its row."""
-    batch, length = document_ids.shape
-    starts = torch.ones(batch, length, dtype=torch.bool, device=document_ids.device)
+def run_starts(document_ids: Tensor) -> Tensor:
+    """Where the runs of equal ids begin, row after row: int64 [runs]. A run ends at the end of its row."""
+    starts = torch.ones(document_ids.shape, dtype=torch.bool, device=document_ids.device)
     starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    first = starts.flatten().nonzero().flatten()
-    end = first.new_tensor([batch * length])
-    lengths: list[int] = torch.diff(first, append=end).tolist()
+    return starts.flatten().nonzero().flatten()
+
+
+def run_lengths(document_ids: Tensor) -> list[int]:
+    """Lengths of the runs of equal ids, row by row."""
+    first = run_starts(document_ids)
+    lengths: list[int] = torch.diff(first, append=first.new_tensor([document_ids.numel()])).tolist()
     return lengths
 
 
-def document_mask_mod(document_ids: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The same rule as ``document_mask`` in FlexAttention's form."""
-
-    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (document_ids[row, query] == document_ids[row, key])
-
-    return visible
-
-
-def flex_plan(document_ids: Tensor) -> Flex:
-    """FlexAttention; compiled on CUDA (uncompiled it would hold all scores), plain elsewhere."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    batch, length = document_ids.shape
-    device = document_ids.device
-    mask = create_block_mask(document_mask_mod(document_ids), batch, None, length, length, device=str(device))
-    compiled = device.type == "cuda" and not torch.compiler.is_compiling()
-    kernel: Any = torch.compile(flex_attention) if compiled else flex_attention
-    return Flex(mask, kernel)
-
-
-def plan(document_ids: Tensor | None, backend: Backend = "auto", dtype: torch.dtype = torch.float32) -> Plan:
+def plan(
+    document_ids: Tensor | None,
+    backend: Backend = "auto",
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = 64,
+) -> Plan:
     """The form of attention for a forward without cache of a model in ``dtype``."""
     if document_ids is None:
         return Causal()
     if backend == "auto":
-        backend = _fastest(document_ids.device.type, dtype)
+        backend = fastest(document_ids.device, dtype, head_dim)
     if backend == "runs":
         return Runs(run_lengths(document_ids))
     if backend == "blocks":
         return QueryBlocks(make_blocks(run_lengths(document_ids)))
+    if backend == "varlen":
+        return varlen_plan(run_starts(document_ids), document_ids.numel(), document_ids.shape[1])
     return flex_plan(document_ids) if backend == "flex" else DenseMask(document_mask(document_ids))
 
 
-def _fastest(device_type: str, dtype: torch.dtype) -> Backend:
-    if device_type != "cpu" or torch.compiler.is_compiling():
-        return "mask"
-    return "blocks" if dtype == torch.bfloat16 and cpu_has_fast(dtype) else "runs"
+def check_backend(backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+    """Raises UserError if a form that somebody asked for can't run there."""
+    if backend == "varlen" and not varlen_runs(device, dtype, head_dim):
+        needs = "an NVIDIA GPU from Ampere on, fp16 or bf16, heads of 8 to 256 in steps of 8, and torch 2.12"
+        raise UserError(f"attention_backend: varlen needs {needs}: leave it at auto")
+    if backend == "flex" and device.type == "cuda" and head_dim < SMALLEST_FLEX_HEAD:
+        raise UserError(
+            f"attention_backend: flex needs heads of {SMALLEST_FLEX_HEAD} or more: leave it at auto"
+        )
+
+
+def fastest(device: torch.device, dtype: torch.dtype, head_dim: int) -> Backend:
+    """What ``auto`` means for a model there."""
+    compiling = torch.compiler.is_compiling()
+    if device.type == "cpu" and not compiling:
+        return "blocks" if dtype == torch.bfloat16 and cpu_has_fast(dtype) else "runs"
+    if device.type == "cuda" and compiling and head_dim >= SMALLEST_FLEX_HEAD:
+        return "flex"
+    return "varlen" if not compiling and varlen_runs(device, dtype, head_dim) else "mask"
 
 
 def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -163,6 +163,7 @@ class RunConfig(BaseModel):
         BeforeValidator(lambda value: "disabled" if value is False else value),
     ] = "online"
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
+    attention_backend: Literal["auto", "mask", "varlen", "flex"] = "auto"
     gradient_checkpointing: bool = False
     emulate_fp16: bool = False
     health: HealthConfig = HealthConfig()

@@ -124,9 +124,9 @@ class Transformer(nn.Module):
     """The language model. ``seed=None`` leaves the weights unset, for a ``load_state_dict`` that follows.
 
     ``gradient_checkpointing`` (attribute): recompute each layer in the backward pass; less memory, a third
-    more work, the same gradients. ``attention_backend`` (attribute): "auto", "runs", "blocks", "mask" or "flex"; see
-    ``attention.py``. ``output_size`` (attribute): ids from here on are never generated; a tokenizer may hold fewer
-    pieces than the vocabulary has rows, and the rows beyond it were never trained.
+    more work, the same gradients. ``attention_backend`` (attribute): see ``attention.py``. ``output_size`` (attribute):
+    ids from here on are never generated; a tokenizer may hold fewer pieces than the vocabulary has rows, and the rows
+    beyond it were never trained.
     """
 
     def __init__(self, config: ModelConfig, seed: int | None = 0) -> None:
@@ -174,7 +174,7 @@ class Transformer(nn.Module):
         if cache is not None:
             plan, positions = cache.plan(length), cache.positions(length)
         else:
-            plan = attention.plan(document_ids, self.attention_backend, self.output_weight.dtype)
+            plan = self._plan(document_ids)
             positions = torch.arange(length, device=input_ids.device)[None]
         positions = positions if position_ids is None else position_ids
         tables = rope_tables(positions, self.config.head_dim, self.config.rope_theta)
@@ -187,6 +187,10 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.advance(length)
         return self.model.norm(x)
+
+    def _plan(self, document_ids: Tensor | None) -> Plan:
+        dtype = self.output_weight.dtype
+        return attention.plan(document_ids, self.attention_backend, dtype, self.config.head_dim)
 
     def forward(
         self,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minimind import attention
+from minimind import attention, attention_cuda
 from minimind.model import ModelConfig, Transformer
 
 SMALL = ModelConfig.preset("tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8)
@@ -101,7 +101,7 @@ def test_backends_agree_in_gradient() -> None:
 
 def test_flex_mask_logic_equals_dense_mask() -> None:
     documents = torch.tensor([[0, 0, 1, 1, 1, -1], [0, 1, 1, 2, 2, 2]])
-    visible = attention.document_mask_mod(documents)
+    visible = attention_cuda.document_mask_mod(documents)
     dense = attention.document_mask(documents)
     for row in range(2):
         for query in range(6):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from minimind.attention import check_backend
 from minimind.config import RunConfig
 from minimind.data.batches import Batches
 from minimind.data.cache import default_cache
@@ -212,9 +213,11 @@ def build_engine(
     total_steps: int,
 ) -> Engine:
     """The DeepSpeed engine, compiled where that pays in ``total_steps`` steps. ``factor``: share of the peak rate by
-    applied step."""
+    applied step. Raises UserError for an ``attention_backend`` that can't run here."""
+    model.attention_backend = config.attention_backend
     model.gradient_checkpointing = config.gradient_checkpointing
     engine = Engine(model, resolved, factor)
+    check_backend(config.attention_backend, engine.device, model.output_weight.dtype, config.model.head_dim)
     positions = total_steps * resolved.micro_batch_size * resolved.accumulation * config.max_seq_length
     flops = positions * model.flops_per_token(config.max_seq_length)
     automatic = config.compile == "auto" and pays(detect(), resolved.precision, flops)

@@ -147,3 +147,4 @@ def test_every_form_has_its_config_and_side(files: dict[str, Any]) -> None:
         assert job.compile == form.compiled
         if form.side == "ours":
             assert job.settings["compile"] == ("on" if form.compiled else "off")
+            assert job.settings["attention_backend"] == ("mask" if "mask" in form.name else "auto")
