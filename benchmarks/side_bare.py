@@ -47,7 +47,8 @@ class BareLoop:
         )
         self.masters = list(wide.parameters())
         groups = parameter_groups(wide, "AdamW", {"weight_decay": 0.01})
-        self.optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), fused=True)
+        self.peak_rate = job.peak_rate
+        self.optimizer = torch.optim.AdamW(groups, lr=self.peak_rate, betas=(0.9, 0.999), fused=True)
         self.schedule = Schedule("cosine", job.total_steps, -(-job.total_steps // 50), 0.1)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=job.precision == "fp16")
         if job.compile:
@@ -71,7 +72,7 @@ class BareLoop:
         self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
         for group in self.optimizer.param_groups:
-            group["lr"] = 1e-3 * self.schedule.factor(self.steps)
+            group["lr"] = self.peak_rate * self.schedule.factor(self.steps)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._masters_to_model()

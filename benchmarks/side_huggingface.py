@@ -63,7 +63,7 @@ def _trainer(job: Job, directory: str, texts: list[list[int]], padder: Padder, c
         output_dir=directory,
         per_device_train_batch_size=documents_per_step(job, texts),
         max_steps=job.total_steps,
-        learning_rate=job.learning_rate or 1e-3,
+        learning_rate=job.peak_rate,
         weight_decay=0.01,
         max_grad_norm=1.0,
         warmup_steps=-(-job.total_steps // 50),

@@ -45,6 +45,13 @@ class Job:
     compile: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def peak_rate(self) -> float:
+        """``learning_rate``, else that of the DeepSpeed JSON: the bare loop and Hugging Face's take ours."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return float(json.loads((ROOT / self.deepspeed_config).read_text())["optimizer"]["params"]["lr"])
+
 
 @dataclass(frozen=True)
 class Round:

@@ -25,7 +25,11 @@ from minimind.training.health_rules import Blocks
 if TYPE_CHECKING:
     from minimind.training.metrics import StepMetrics
 
-TINY, LARGE = 10_000_000, 1_000_000_000  # parameters; between them lies the usual band
+TINY, SMALL, LARGE = (
+    10_000_000,
+    200_000_000,
+    1_000_000_000,
+)  # parameters: the bands of learning rates meet there
 PACES = 10  # throughput windows that make up "before"
 WINDOWS = ("losses", "norms", "skips", "paces", "waits", "evaluations")
 NUMBERS = ("low_scale_steps", "start_skips", "peak_lr", "tokens", "loss_sum", "loss_count")
@@ -183,8 +187,7 @@ def before_run(
     ``lr`` is the rate of the matrices (Muon: ``muon_lr``). An optimizer without a known band gives nothing.
     """
     config = thresholds or HealthConfig()
-    low, high = config.lr_band_tiny if num_parameters < TINY else config.lr_band
-    low, high = config.lr_band_large if num_parameters >= LARGE else (low, high)
+    low, high = _adam_band(num_parameters, config)
     bands: dict[str, Callable[[], tuple[float, float]]] = {
         "adam": lambda: (low, high),
         "adamw": lambda: (low, high),
@@ -210,6 +213,14 @@ def before_run(
             values={"lr": lr, "low": low, "high": high},
         )
     ]
+
+
+def _adam_band(num_parameters: int, config: HealthConfig) -> tuple[float, float]:
+    if num_parameters < TINY:
+        return config.lr_band_tiny
+    if num_parameters < SMALL:
+        return config.lr_band_small
+    return config.lr_band if num_parameters < LARGE else config.lr_band_large
 
 
 def _news(found: Iterable[Finding], episodes: dict[str, int], heal: int, step: int) -> list[Finding]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from benchmarks.side_minimind import LENGTH, learning_rate, padded
 from benchmarks.time_to_loss import Course, race
 from benchmarks.workers import Job, Round, Worker, WorkerError, alternate
 from minimind.tokenizer import PAD_ID
+from tests.support import DS_CONFIGS
 
 
 class FakeWorker:
@@ -161,6 +164,12 @@ def test_minimind_rate_falls_from_the_first_step_to_a_tenth() -> None:
 def test_cutting_keeps_the_end_of_text() -> None:
     assert cut([1, 5, 6, 7, 2], 4) == [1, 5, 6, 2]
     assert cut([1, 2], 4) == [1, 2]
+
+
+def test_the_bare_loop_and_hugging_face_take_the_rate_of_our_json() -> None:
+    job = Job("bare", "tiny", "", "", "")
+    assert job.peak_rate == json.loads((DS_CONFIGS / "bf16.json").read_text())["optimizer"]["params"]["lr"]
+    assert replace(job, learning_rate=7e-4).peak_rate == 7e-4
 
 
 def test_a_side_that_dies_shows_its_log(tmp_path: Path) -> None:
