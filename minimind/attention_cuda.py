@@ -114,4 +114,5 @@ def flex_plan(document_ids: Tensor) -> Flex:
     device = document_ids.device
     mask = create_block_mask(document_mask_mod(document_ids), batch, None, length, length, device=str(device))
     by_itself = device.type == "cuda" and not torch.compiler.is_compiling()
-    return Flex(mask, _compiled_flex() if by_itself else flex_attention)
+    kernel: Any = _compiled_flex() if by_itself else flex_attention
+    return Flex(mask, kernel)
