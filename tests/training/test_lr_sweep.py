@@ -76,7 +76,7 @@ def test_a_run_of_the_sweep_equals_a_training_run(
     from minimind.training import arguments
     from minimind.training import main as pretraining
 
-    launch("bf16.json", files, tmp_path / "sweep", "--learning-rates", "1e-3,2e-3", "--steps", "10")
+    launch("bf16.json", files, tmp_path / "sweep", "--learning-rates", "2e-3,4e-3", "--steps", "10")
     settings = ["lr_scheduler_type=constant", "min_lr_ratio=1", "warmup_steps=1", "save_steps=10"]
     more = [word for setting in settings for word in ("--set", setting)]
     given = words("bf16.json", files, tmp_path / "run", "--max-steps", "10", *more)
