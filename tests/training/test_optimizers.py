@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
 
 from minimind.errors import UserError
 from minimind.hardware import Hardware
-from minimind.training import optimizers
+from minimind.training import muon, optimizers
 from minimind.training.muon import Muon, matrix_update
 from minimind.training.optimizers import Lion, build_optimizer, is_body_matrix, parameter_groups
 
@@ -57,6 +59,25 @@ def test_muon_on_a_padded_flat_partition_equals_whole_matrices() -> None:
     expected = torch.cat([m.detach().reshape(-1) for m in whole])
     assert torch.equal(flat.detach()[:-4], expected)
     assert torch.equal(flat.detach()[-4:], torch.zeros(4))
+
+
+@pytest.mark.parametrize("cuts", [(0, 164), (0, 40, 70, 100, 164), (0, 1, 163, 164)])
+def test_muon_of_one_shape_together_equals_one_by_one(
+    cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs on a GPU, on any rank's slice, matrices of one shape not beside each other."""
+    shapes = [(8, 4), (4, 8), (6, 6), (4, 8), (8, 4)]
+    whole = torch.randn(164, generator=torch.Generator().manual_seed(3))
+    optimizer = Muon([{"params": [nn.Parameter(whole)], "use_muon": True, "shapes": shapes}])
+    expected = optimizer._flat_update(whole, shapes)
+    one_by_one = muon._batches
+    assert [len(offsets) for _, offsets in one_by_one(shapes, 0, 164, together=True)] == [2, 2, 1]
+    monkeypatch.setattr(muon, "_batches", lambda *where, together: one_by_one(*where, together=True))
+    updates = []
+    for start, end in pairwise(cuts):
+        monkeypatch.setattr(muon, "_gather_slices", lambda part, total, start=start: (start, whole))
+        updates.append(optimizer._flat_update(whole[start:end], shapes))
+    torch.testing.assert_close(torch.cat(updates), expected, rtol=0, atol=1e-6)
 
 
 def test_muon_update_is_nearly_orthogonal_and_scaled_for_tall_matrices() -> None:
