@@ -163,10 +163,9 @@ def check_backend(backend: Backend, device: torch.device, dtype: torch.dtype, he
     if backend == "varlen" and not varlen_runs(device, dtype, head_dim):
         needs = "an NVIDIA GPU from Ampere on, fp16 or bf16, heads of 8 to 256 in steps of 8, and torch 2.12"
         raise UserError(f"attention_backend: varlen needs {needs}: leave it at auto")
-    if backend == "flex" and device.type == "cuda" and head_dim < SMALLEST_FLEX_HEAD:
-        raise UserError(
-            f"attention_backend: flex needs heads of {SMALLEST_FLEX_HEAD} or more: leave it at auto"
-        )
+    if backend == "flex" and (device.type != "cuda" or head_dim < SMALLEST_FLEX_HEAD):
+        needs = f"a GPU, for it has no backward pass on a CPU, and heads of {SMALLEST_FLEX_HEAD} or more"
+        raise UserError(f"attention_backend: flex needs {needs}: leave it at auto")
 
 
 def fastest(device: torch.device, dtype: torch.dtype, head_dim: int) -> Backend:

@@ -131,12 +131,15 @@ def test_auto(
 
 
 def test_a_form_that_cannot_run_is_refused_before_the_first_step() -> None:
+    cpu = torch.device("cpu")
     with pytest.raises(UserError, match="varlen needs an NVIDIA GPU"):
-        attention.check_backend("varlen", torch.device("cpu"), torch.bfloat16, 64)
-    with pytest.raises(UserError, match="flex needs heads of 16"):
-        attention.check_backend("flex", CUDA, torch.bfloat16, 8)
-    for backend in ("auto", "mask", "flex"):
-        attention.check_backend(backend, torch.device("cpu"), torch.bfloat16, 64)
+        attention.check_backend("varlen", cpu, torch.bfloat16, 64)
+    for device, head_dim in ((cpu, 64), (CUDA, 8)):
+        with pytest.raises(UserError, match="flex needs a GPU.* heads of 16"):
+            attention.check_backend("flex", device, torch.bfloat16, head_dim)
+    attention.check_backend("flex", CUDA, torch.float32, 64)
+    for backend in ("auto", "mask"):
+        attention.check_backend(backend, cpu, torch.bfloat16, 64)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
