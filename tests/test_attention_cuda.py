@@ -135,7 +135,7 @@ def test_a_form_that_cannot_run_is_refused_before_the_first_step() -> None:
     with pytest.raises(UserError, match="varlen needs an NVIDIA GPU"):
         attention.check_backend("varlen", cpu, torch.bfloat16, 64)
     for device, head_dim in ((cpu, 64), (CUDA, 8)):
-        with pytest.raises(UserError, match="flex needs a GPU.* heads of 16"):
+        with pytest.raises(UserError, match=r"flex needs a GPU.* heads of 16"):
             attention.check_backend("flex", device, torch.bfloat16, head_dim)
     attention.check_backend("flex", CUDA, torch.float32, 64)
     for backend in ("auto", "mask"):
