@@ -21,9 +21,9 @@ def ratios(ours: Sequence[Round], theirs: Sequence[Round], cpu: bool = False) ->
     return [a / b for a, b in speeds]
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], form: str = ".2f") -> str:
     """``1.02 (0.97..1.05)``: median, smallest, largest."""
-    return f"{median(values):.2f} ({min(values):.2f}..{max(values):.2f})"
+    return f"{median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import sweep
+from benchmarks.corpus import Corpus
 from benchmarks.sweep import RECIPES, Recipe, Trial
 from minimind.errors import UserError
 
@@ -80,5 +81,23 @@ def test_a_trial_changes_one_thing(
 
 
 def test_the_table_shows_the_distance_from_the_shipped_recipe() -> None:
-    table = sweep.table([(Trial(), 3.25), (Trial("lr", 2e-3), 3.125)])
-    assert "as shipped" in table and "-0.125" in table
+    """Seed by seed: 3.125 - 3.25 and 3.5 - 3.375."""
+    table = sweep.table([(Trial(), [3.25, 3.375]), (Trial("lr", 2e-3), [3.125, 3.5])])
+    assert "as shipped" in table and "3.312 (3.250..3.375)" in table
+    assert "+0.000 (-0.125..+0.125)" in table
+
+
+def test_every_trial_runs_with_the_same_seeds(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds: list[int] = []
+
+    def run(trial: Trial, shipped: object, options: object, make: Any) -> float:
+        seeds.append(make(total_steps=1, micro_batch=8, deepspeed_config="x.json", settings={}).seed)
+        return 3.0
+
+    monkeypatch.setattr(sweep, "run", run)
+    monkeypatch.setattr(sweep, "make_corpus", lambda *_: Corpus(*[files["pretrain"]] * 3))
+    sweep.main(["--settings", "warmup_ratio", "--seeds", "2"])
+    assert seeds == [42, 43] * 3
+    assert "3.000 (3.000..3.000)" in capsys.readouterr().out
