@@ -63,7 +63,9 @@ def locked(path: Path, say: Say) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            say(f"waiting: process {file.read().strip() or 'another'} is preparing the same data ({path})")
+            holder = file.read().strip()  # nothing yet, if it has only just begun
+            who = f"process {holder}" if holder else "another process"
+            say(f"waiting: {who} is preparing the same data ({path})")
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
         file.write(str(os.getpid()))
