@@ -67,7 +67,7 @@ class HealthConfig(BaseModel):
     # Usual peak learning rates, pretraining; fine-tuning takes a tenth of the low end to a fifth of the high end.
     # With AdamW below 10M parameters: the best rate grows as the width shrinks (muP, arXiv 2203.03466).
     lr_band_tiny: Band = (1e-4, 1e-2)
-    # Below 200M: at 26M 5e-4 to 3e-3 end within the noise of seeds (docs/LOG.md); SmolLM-135M trained at 3e-3.
+    # Below 200M: at 26M 2e-3 and 3e-3 do no worse than 1e-3 (docs/LOG.md); SmolLM-135M trained at 3e-3.
     lr_band_small: Band = (1e-4, 3e-3)
     lr_band: Band = (1e-4, 1e-3)  # below 1B
     lr_band_large: Band = (3e-5, 3e-4)  # 1B and more (GPT-3, arXiv 2005.14165 table 2.1; Llama)

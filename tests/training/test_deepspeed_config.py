@@ -214,7 +214,7 @@ def test_shipped_values_are_those_of_the_design() -> None:
         "enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
         "min_loss_scale": 1,
     }  # fmt: skip
-    recipe = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}  # the sweep: docs/LOG.md
+    recipe = {"lr": 2e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}  # the sweep: docs/LOG.md
     pretraining = {
         path.stem: load(path.stem) for path in SHIPPED if not path.stem.startswith(("sft", "demo"))
     }

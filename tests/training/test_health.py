@@ -257,9 +257,8 @@ def test_wrong_thresholds_are_refused(wrong: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("kind", "optimizer", "lr", "parameters", "code"),
     [
-        ("pretrain", "AdamW", 1e-3, 26_000_000, None),  # the shipped JSON
-        ("pretrain", "AdamW", 3e-3, 26_000_000, None),
-        ("pretrain", "AdamW", 2e-3, 104_000_000, None),
+        ("pretrain", "AdamW", 2e-3, 26_000_000, None),  # the shipped JSON
+        ("pretrain", "AdamW", 3e-3, 104_000_000, None),
         ("pretrain", "AdamW", 2e-3, 400_000_000, "lr-above-band"),
         ("pretrain", "AdamW", 1e-4, 26_000_000, None),
         ("pretrain", "AdamW", 5e-3, 26_000_000, "lr-above-band"),

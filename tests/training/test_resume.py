@@ -95,13 +95,13 @@ def test_new_rates_clipping_and_scaling_win_and_are_listed(files: dict[str, Path
     )
     assert launch("pretrain", changed, files, out, "--max-steps", "3", *STEADY, "--resume") == 0
     assert [(record["lr"], record["loss_scale"]) for record in records(out)] == [
-        (1e-3, 65536.0),
-        (1e-3, 65536.0),
+        (2e-3, 65536.0),
+        (2e-3, 65536.0),
         (5e-4, 1024.0),
     ]
     (message,) = said(out)
     for part in (
-        "learning rate 0.001 -> 0.0005",
+        "learning rate 0.002 -> 0.0005",
         "betas [0.9, 0.999] -> [0.9, 0.95]",
         "gradient clipping 1.0 -> 0.5",
         "loss scale (0: dynamic) 0 -> 1024",
