@@ -27,12 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import options as shared
 from benchmarks.corpus import make_corpus
 from benchmarks.figures import machine, markdown, spread, write_json
-from benchmarks.workers import Job, Worker
+from benchmarks.workers import FIRST_SEED, Job, Worker
 from minimind.config import load_run_config
 from minimind.errors import UserError
 
 HELD_OUT_KILOBYTES = 64
-FIRST_SEED = 42
 
 
 @dataclass(frozen=True)

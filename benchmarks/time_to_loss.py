@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import options as shared
 from benchmarks.corpus import Corpus, make_corpus
 from benchmarks.figures import machine, markdown, spread, write_json
-from benchmarks.workers import Worker
+from benchmarks.workers import FIRST_SEED, Worker
 
 RECIPES = {
     "minimind": ("minimind", {}),
@@ -38,7 +38,6 @@ RECIPES = {
 HELD_OUT_KILOBYTES = 32  # it is evaluated dozens of times
 LEADER = "minimind"
 TARGETS = {"tokens": 0.35, "seconds": 0.15}  # of MiniMind's, with the muon recipe
-FIRST_SEED = 42
 
 Point = tuple[int, float, float]  # trained tokens, seconds, bits a byte
 

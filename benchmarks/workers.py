@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+FIRST_SEED = 42
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Job:
     threads: int = 2
     ranks: int = 1
     vocab_size: int = 6400
-    seed: int = 42  # of initial weights and data order
+    seed: int = FIRST_SEED  # of initial weights and data order
     learning_rate: float | None = None
     documents: str = "documents"  # "rows": the others get full rows too, for memory at equal shapes
     compile: bool = False

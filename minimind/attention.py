@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minimind.attention_blocks import QueryBlocks, make_blocks
-from minimind.attention_cuda import SMALLEST_FLEX_HEAD, flex_plan, varlen_plan, varlen_runs
+from minimind.attention_cuda import SMALLEST_FLEX_HEAD, flex_plan, flex_runs, varlen_plan, varlen_runs
 from minimind.errors import UserError
 from minimind.ops import cpu_has_fast, through_fp32
 
@@ -124,17 +124,16 @@ def document_mask(document_ids: Tensor) -> Tensor:
     return same.tril_()
 
 
-def run_starts(document_ids: Tensor) -> Tensor:
-    """Where the runs of equal ids begin, row after row: int64 [runs]. A run ends at the end of its row."""
+def run_offsets(document_ids: Tensor) -> Tensor:
+    """Where the runs of equal ids begin, row after row, and the end: int64 [runs + 1]. Runs end with their row."""
     starts = torch.ones(document_ids.shape, dtype=torch.bool, device=document_ids.device)
     starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
-    return starts.flatten().nonzero().flatten()
+    return F.pad(starts.flatten().nonzero().flatten(), (0, 1), value=document_ids.numel())
 
 
 def run_lengths(document_ids: Tensor) -> list[int]:
     """Lengths of the runs of equal ids, row by row."""
-    first = run_starts(document_ids)
-    lengths: list[int] = torch.diff(first, append=first.new_tensor([document_ids.numel()])).tolist()
+    lengths: list[int] = run_offsets(document_ids).diff().tolist()
     return lengths
 
 
@@ -154,7 +153,7 @@ def plan(
     if backend == "blocks":
         return QueryBlocks(make_blocks(run_lengths(document_ids)))
     if backend == "varlen":
-        return varlen_plan(run_starts(document_ids), document_ids.numel(), document_ids.shape[1])
+        return varlen_plan(run_offsets(document_ids), document_ids.shape[1])
     return flex_plan(document_ids) if backend == "flex" else DenseMask(document_mask(document_ids))
 
 
@@ -163,7 +162,7 @@ def check_backend(backend: Backend, device: torch.device, dtype: torch.dtype, he
     if backend == "varlen" and not varlen_runs(device, dtype, head_dim):
         needs = "an NVIDIA GPU from Ampere on, fp16 or bf16, heads of 8 to 256 in steps of 8, and torch 2.12"
         raise UserError(f"attention_backend: varlen needs {needs}: leave it at auto")
-    if backend == "flex" and (device.type != "cuda" or head_dim < SMALLEST_FLEX_HEAD):
+    if backend == "flex" and not flex_runs(device, head_dim):
         needs = f"a GPU, for it has no backward pass on a CPU, and heads of {SMALLEST_FLEX_HEAD} or more"
         raise UserError(f"attention_backend: flex needs {needs}: leave it at auto")
 
@@ -173,7 +172,7 @@ def fastest(device: torch.device, dtype: torch.dtype, head_dim: int) -> Backend:
     compiling = torch.compiler.is_compiling()
     if device.type == "cpu" and not compiling:
         return "blocks" if dtype == torch.bfloat16 and cpu_has_fast(dtype) else "runs"
-    if device.type == "cuda" and compiling and head_dim >= SMALLEST_FLEX_HEAD:
+    if compiling and flex_runs(device, head_dim):
         return "flex"
     return "varlen" if not compiling and varlen_runs(device, dtype, head_dim) else "mask"
 

@@ -83,11 +83,11 @@ def varlen_runs(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool
     return fits and torch.cuda.get_device_capability(device) >= AMPERE
 
 
-def varlen_plan(starts: Tensor, positions: int, longest: int) -> Varlen:
-    """``starts`` int64 [documents]: where documents begin among ``positions`` tokens."""
+def varlen_plan(offsets: Tensor, longest: int) -> Varlen:
+    """``offsets`` int64 [documents + 1], as ``attention.run_offsets`` finds them."""
     kernel = varlen_kernel()
     assert kernel is not None  # varlen_runs
-    return Varlen(torch.cat((starts, starts.new_tensor([positions]))).int(), longest, kernel)
+    return Varlen(offsets.int(), longest, kernel)
 
 
 def document_mask_mod(document_ids: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
@@ -97,6 +97,11 @@ def document_mask_mod(document_ids: Tensor) -> Callable[[Tensor, Tensor, Tensor,
         return (query >= key) & (document_ids[row, query] == document_ids[row, key])
 
     return visible
+
+
+def flex_runs(device: torch.device, head_dim: int) -> bool:
+    """Whether ``Flex`` can train there: torch has no backward pass of it for a CPU."""
+    return device.type == "cuda" and head_dim >= SMALLEST_FLEX_HEAD
 
 
 @functools.cache

@@ -174,7 +174,8 @@ class Transformer(nn.Module):
         if cache is not None:
             plan, positions = cache.plan(length), cache.positions(length)
         else:
-            plan = self._plan(document_ids)
+            dtype, head_dim = self.output_weight.dtype, self.config.head_dim
+            plan = attention.plan(document_ids, self.attention_backend, dtype, head_dim)
             positions = torch.arange(length, device=input_ids.device)[None]
         positions = positions if position_ids is None else position_ids
         tables = rope_tables(positions, self.config.head_dim, self.config.rope_theta)
@@ -187,10 +188,6 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.advance(length)
         return self.model.norm(x)
-
-    def _plan(self, document_ids: Tensor | None) -> Plan:
-        dtype = self.output_weight.dtype
-        return attention.plan(document_ids, self.attention_backend, dtype, self.config.head_dim)
 
     def forward(
         self,

@@ -25,11 +25,8 @@ from minimind.training.health_rules import Blocks
 if TYPE_CHECKING:
     from minimind.training.metrics import StepMetrics
 
-TINY, SMALL, LARGE = (
-    10_000_000,
-    200_000_000,
-    1_000_000_000,
-)  # parameters: the bands of learning rates meet there
+# Parameters, where the bands of learning rates meet
+TINY, SMALL, LARGE = 10_000_000, 200_000_000, 1_000_000_000
 PACES = 10  # throughput windows that make up "before"
 WINDOWS = ("losses", "norms", "skips", "paces", "waits", "evaluations")
 NUMBERS = ("low_scale_steps", "start_skips", "peak_lr", "tokens", "loss_sum", "loss_count")

@@ -10,9 +10,9 @@ orthogonalises the matrices that its slice touches and keeps its own part. DeepS
 compiles kernels at first use (a minute of silence on a CPU) and takes fp16 or bf16 by what the accelerator says.
 
 Contract: the update equals ``torch.optim.Muon`` (same coefficients, Nesterov) on one process, and does not depend on
-the stage or the number of ranks. On a GPU matrices of one shape are iterated together: 26M has 56 of four shapes, and
-at this size a GPU waits for the launches of its kernels. Weakness: ranks repeat the work on the matrices that two
-slices share, and the gather moves every body gradient once more.
+the stage or the number of ranks. In a slice on a GPU matrices of one shape are iterated together: 26M has 56 of
+four shapes, and at this size a GPU waits for the launches of its kernels. Weakness: ranks repeat the work on the
+matrices that two slices share, and the gather moves every body gradient once more.
 """
 
 from __future__ import annotations

@@ -257,6 +257,7 @@ def test_wrong_thresholds_are_refused(wrong: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("kind", "optimizer", "lr", "parameters", "code"),
     [
+        ("pretrain", "AdamW", 1e-3, 26_000_000, None),
         ("pretrain", "AdamW", 2e-3, 26_000_000, None),  # the shipped JSON
         ("pretrain", "AdamW", 3e-3, 104_000_000, None),
         ("pretrain", "AdamW", 2e-3, 400_000_000, "lr-above-band"),
@@ -268,6 +269,7 @@ def test_wrong_thresholds_are_refused(wrong: dict[str, object]) -> None:
         ("sft", "AdamW", 1e-4, 26_000_000, None),
         ("sft", "AdamW", 1e-3, 26_000_000, "lr-above-band"),
         ("pretrain", "Lion", 2e-4, 26_000_000, None),
+        ("pretrain", "Lion", 1e-3, 400_000_000, "lr-above-band"),
         ("pretrain", "Lion", 2e-3, 26_000_000, "lr-above-band"),
         ("pretrain", "Muon", 0.02, 26_000_000, None),
         ("pretrain", "Muon", 0.5, 26_000_000, "lr-above-band"),

@@ -375,8 +375,7 @@ def test_a_scheduler_in_the_json_runs_as_deepspeed_runs_it(
     path = tmp_path / "scheduled.json"
     path.write_text(json.dumps(config))
     launch("pretrain", str(path), files, tmp_path / "run", "--max-steps", "12", "--set", "eval_steps=12")
-    peak = config["optimizer"]["params"]["lr"]
-    rates = [record["lr"] / peak for record in records(tmp_path / "run")][:6]
+    rates = [record["lr"] / 2e-3 for record in records(tmp_path / "run")][:6]
     assert rates == pytest.approx(
         [0, 0, 0.25, 0.5, 0.75, 0.9619], abs=1e-4
     )  # the table of real runs for 0.19.8
