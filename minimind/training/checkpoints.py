@@ -110,8 +110,14 @@ def point_back(run_dir: Path, good: Checkpoint | None) -> None:
 
 
 def restore_best(run_dir: Path, step: int | None) -> None:
-    """Point ``best`` at the checkpoint of ``step``, if there is one: a kill between the two left it behind."""
-    best = directories(run_dir, step or 0)[1]
+    """Point ``best`` at the checkpoint of ``step``, if there is one: a kill between the two left it behind.
+
+    None: no evaluation has been good, so whatever ``best`` names is not (an earlier version could call a NaN the best).
+    """
+    if step is None:
+        (run_dir / BEST).unlink(missing_ok=True)
+        return
+    best = directories(run_dir, step)[1]
     if best.is_dir() and pointed(run_dir / BEST) != best:
         point(run_dir / BEST, best)
 

@@ -92,13 +92,8 @@ def train(run: Run) -> str:
         run.batches.steps_per_epoch,
         sources=mixture.names if mixture else (),
     )
-    if (
-        evaluation_due(run)
-        and progress.evaluated_step < progress.step
-        and evaluate_now(run)
-        and run.rank == 0
-    ):
-        restore_best(run.run_dir, progress.step)  # the run was stopped after this step, before its evaluation
+    if (ended := catch_up(run)) is not None:
+        return ended
     run.save_clock.restart()
     steps = range(progress.step, plan.total_steps)
     ahead = prefetch((run.batches.micro_batches(run.data_step(s), run.rank) for s in steps), depth=2)
@@ -118,12 +113,14 @@ def train(run: Run) -> str:
         saving = last or result.stop or result.save
         if evaluating or saving or report_due(run, result):
             recorder.flush()
-        if in_trouble(run, result, saving, last):
+        if in_trouble(run, result, evaluating, last):
             return "trouble"
         improved = evaluating and evaluate_now(run)
         stop = result.stop or (evaluating and progress.evaluated_step < step)
         if saving or improved or stop:
             save(run, best=improved)
+        if run.trouble is not None:
+            return "trouble"
         if evaluating or saving:
             recorder.restart_clock()
         if stop:
@@ -144,6 +141,22 @@ def evaluation_due(run: Run) -> bool:
     """Whether there is to be an evaluation after the present step: at its cadence and at the end."""
     every, step = run.plan.eval_steps, run.progress.step
     return every is not None and step > 0 and (step == run.plan.total_steps or step % every == 0)
+
+
+def catch_up(run: Run) -> str | None:
+    """What a checkpoint left undone at its step; why the run ends there, or None."""
+    if run.progress.step and not weights_sound(run):  # written by an earlier version, or by another program
+        return "trouble"
+    if missed_evaluation(run) and evaluate_now(run) and run.rank == 0:
+        restore_best(run.run_dir, run.progress.step)
+    if missed_evaluation(run):  # asked to stop again
+        return "stopped"
+    return "early-stop" if early_stop(run) else None
+
+
+def missed_evaluation(run: Run) -> bool:
+    """Whether the run was stopped after the present step, before or during its evaluation."""
+    return evaluation_due(run) and run.progress.evaluated_step < run.progress.step
 
 
 def save_wanted(run: Run, step: int) -> bool:
@@ -172,16 +185,24 @@ def with_samples(run: Run, finding: Finding) -> Finding:
     return replace(finding, message=f"{finding.message}: the update was skipped; samples: {shorten(samples)}")
 
 
-def in_trouble(run: Run, result: StepResult, saving: bool, last: bool) -> bool:
-    """Whether the run can't go on as it is; the same on every rank. A checkpoint is never made of broken weights."""
+def in_trouble(run: Run, result: StepResult, evaluating: bool, last: bool) -> bool:
+    """Whether the run can't go on as it is; the same on every rank. Broken weights are not worth an evaluation."""
     step, every = run.progress.step, run.config.recovery.parameter_check_steps
     if result.update.exhausted and run.trouble is None:
         run.trouble = run.watch.scale_exhausted(step)
-    if (saving or step % every == 0) and run.trouble is None:
-        run.trouble = run.watch.check_parameters(step, run.engine.broken_parameters())
+    if evaluating or step % every == 0:
+        weights_sound(run)
     if last and run.trouble is None:
         run.trouble = run.watch.at_the_end(step)
     return run.trouble is not None
+
+
+def weights_sound(run: Run) -> bool:
+    """Whether all weights are finite on all ranks, as all ranks learn; the run is in trouble if not."""
+    gathered = run.engine.control.gather(run.engine.broken_parameters())
+    broken = list(dict.fromkeys(name for names in gathered for name in names))  # ranks mostly name the same
+    run.trouble = run.trouble or run.watch.check_parameters(run.progress.step, broken)
+    return not broken
 
 
 def evaluate_now(run: Run) -> bool:
@@ -196,18 +217,10 @@ def evaluate_now(run: Run) -> bool:
     except Interrupted:
         return False
     progress.evaluated_step = progress.step
+    improved = progress.best.observe(progress.step, result.loss)
     run.metrics.evaluation(result, progress.step)
     for finding in run.health.observe_evaluation(progress.step, result.loss):
         run.metrics.finding(finding)
-    improved = progress.best_loss is None or result.loss < progress.best_loss
-    if improved:
-        progress.best_loss, progress.best_step, progress.evaluations_without_gain = (
-            result.loss,
-            progress.step,
-            0,
-        )
-    else:
-        progress.evaluations_without_gain += 1
     return improved
 
 
@@ -226,11 +239,16 @@ def until_stop(run: Run) -> Iterator[Batch]:
 def early_stop(run: Run) -> bool:
     """Whether held-out loss has not improved for ``early_stopping_patience`` evaluations."""
     patience = run.config.early_stopping_patience
-    return patience is not None and run.progress.evaluations_without_gain >= patience
+    return patience is not None and run.progress.best.without_gain >= patience
 
 
 def save(run: Run, best: bool = False) -> None:
-    """Take a snapshot for a checkpoint; it is written, and old ones deleted, while training goes on."""
+    """Take a snapshot for a checkpoint; it is written, and old ones deleted, while training goes on.
+
+    A checkpoint is never made of broken weights, whatever asks for one: then the run is in trouble instead.
+    """
+    if not weights_sound(run):
+        return
     with run.save_clock.saving():
         run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
         run.progress.health, run.progress.watch = run.health.state(), run.watch.state()

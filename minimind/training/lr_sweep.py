@@ -37,6 +37,7 @@ from minimind.training.main import exit_with
 from minimind.training.metrics import StepMetrics
 from minimind.training.recorder import Progress, Recorder
 from minimind.training.run_directory import write_run_files
+from minimind.training.run_lock import RunLock
 from minimind.training.schedule import Schedule
 from minimind.training.signals import StopRequest
 from minimind.training.step import train_step
@@ -55,9 +56,14 @@ def main(argv: list[str] | None = None, stop: StopRequest | None = None) -> None
 
 def run(arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
     """Configure, prepare, run, judge, report."""
-    stop = stop or StopRequest().install()
+    with RunLock() as lock:
+        return _run(arguments, stop or StopRequest().install(), lock)
+
+
+def _run(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) -> int:
+    """``lock``: to be taken, and held until this returns."""
     rates = choose_rates(arguments)
-    bench = make_bench(arguments, stop)
+    bench = make_bench(arguments, stop, lock)
     stop.training = True
     if arguments.range_test:
         curves, name = range_test(bench, rates[0], rates[-1]), "lr_range_test"
@@ -97,7 +103,7 @@ class Bench:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def make_bench(arguments: argparse.Namespace, stop: StopRequest) -> Bench:
+def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) -> Bench:
     """From the command line to data and batches, as for pretraining. Raises UserError."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     output = config.output_dir if "output_dir" in config.explicit else DEFAULT_OUTPUT
@@ -107,6 +113,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest) -> Bench:
     values = read_source(arguments.deepspeed_config).values
     start_processes(config.emulate_fp16)
     control = Control()
+    notes = control.first_does(lambda: lock.take(config.output_dir))
     data = setup.prepare_data(control, "pretrain", config)
     control.first_does(
         lambda: write_run_files(config.output_dir, config, base.config, hardware, data.tokenizer)
@@ -114,7 +121,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest) -> Bench:
     batches = setup.make_batches(data, config, base)
     steps = arguments.steps or (RANGE_STEPS if arguments.range_test else SWEEP_STEPS)
     bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, Console())
-    for finding in base.findings:
+    for finding in [*base.findings, *notes]:
         if finding.code != "scheduler-deepspeed":
             bench.say(f"! {finding.code}: {finding.message}")
     if base.scheduler is not None:

@@ -31,6 +31,7 @@ from minimind.training.recorder import Progress
 from minimind.training.rescue import Builder, give_up, rescue
 from minimind.training.resume import Start, agree, describe, find_start
 from minimind.training.run_directory import open_directory
+from minimind.training.run_lock import RunLock
 from minimind.training.saver import Saver
 from minimind.training.signals import StoppedEarly, StopRequest, say_stopped
 from minimind.training.summary import schedule_lines, summarize
@@ -72,13 +73,19 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
 
 def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
     """Configure, prepare, build, train, export."""
-    stop = stop or StopRequest().install()
+    with RunLock() as lock:
+        return _run(kind, arguments, stop or StopRequest().install(), lock)
+
+
+def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) -> int:
+    """``lock``: to be taken, and held until this returns."""
     config, new_model = configure(kind, arguments)
     hardware = detect()
     resolved = resolve_json(kind, arguments, config, hardware)
 
     start_processes(config.emulate_fp16)
     control = Control()
+    notes = [] if arguments.dry_run else control.first_does(lambda: lock.take(config.output_dir))
     data = setup.prepare_data(control, kind, config)
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches, data.held_out)
@@ -90,13 +97,13 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
         config, resolved, plan, new_model, lambda treated: describe(config, treated, data, plan)
     )
     about = builder.describe(builder.treated(start.rollbacks))
-    notes = start.findings + control.first_does(lambda: agree(start.checkpoint, about))
+    notes += start.findings + control.first_does(lambda: agree(start.checkpoint, about))
     engine, progress = builder.build(start.checkpoint, start.rollbacks)
     resolved = engine.resolved
 
     if not arguments.dry_run:
         notes += control.first_does(
-            lambda: open_directory(config, resolved, hardware, data.tokenizer, start, progress.best_step)
+            lambda: open_directory(config, resolved, hardware, data.tokenizer, start, progress.best.step)
         )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
@@ -174,6 +181,7 @@ def open_metrics(
         total_steps,
         resumed_step=progress.step if start.checkpoint else None,
         wandb_id=progress.wandb_id,
+        best=progress.best,
         dry_run=arguments.dry_run,
     )
 

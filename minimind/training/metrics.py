@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minimind.findings import Finding
+from minimind.training.best import Best
 from minimind.training.console import ConsoleLog, Ending
 from minimind.training.metrics_file import FILE_NAME, MetricsFile, read_metrics
 from minimind.training.recovery import Rollback, describe_rollback
@@ -143,15 +144,17 @@ class Metrics:
         resumed_step: int | None = None,
         wandb_id: str | None = None,
         dry_run: bool = False,
+        best: Best | None = None,
         console: ConsoleLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """With `resumed_step` metrics.jsonl is cut back to that step; pass the checkpoint's `wandb_id` with it.
+        `best`: the run's own, which is read here and told of losses elsewhere; a rollback replaces it.
 
         A dry run prints, and touches neither the disk nor wandb.
         """
         self.active = rank == 0
-        self.wandb_id = wandb_id
+        self.wandb_id, self.best = wandb_id, best or Best()
         self._wandb: WandbLog | None = None
         if not self.active:
             return
@@ -160,7 +163,6 @@ class Metrics:
         self._first: tuple[int, float] | None = None  # step and time of the first report
         self._last: StepMetrics | None = None
         self._evaluated: tuple[int, float] | None = None  # step and loss
-        self._best: tuple[int, float] | None = None
         self._write_failed = False
         self._console = console or ConsoleLog(total_steps, run_config.logging_steps)
         self._file: MetricsFile | None = None
@@ -169,7 +171,7 @@ class Metrics:
         self._file = MetricsFile(run_dir / FILE_NAME, resumed_step)
         for record in read_metrics(self._file.path):
             if record["kind"] == "eval" and record.get("loss") is not None:
-                self._remember_eval(record["step"], record["loss"])
+                self._evaluated = (record["step"], record["loss"])
         if run_config.report_to == "wandb":
             self._wandb = WandbLog(run_dir, run_config, wandb_id)
             self.wandb_id = self._wandb.id
@@ -200,16 +202,17 @@ class Metrics:
         self._to_wandb("train", record)
 
     def evaluation(self, result: EvalMetrics, step: int) -> None:
-        """A held-out evaluation after optimizer step `step`."""
+        """A held-out evaluation after optimizer step `step`, which `best` has been told of."""
         if not self.active:
             return
+        self._evaluated = (step, result.loss)
         record = {
             "step": step,
             "loss": result.loss,
             "ppl": perplexity(result.loss),
             "bits_per_byte": result.bits_per_byte,
             "tokens": result.num_tokens,
-            "best": self._remember_eval(step, result.loss),
+            "best": self.best.step == step,
         }
         self._write("eval", record)
         self._console.evaluation(record)
@@ -251,7 +254,8 @@ class Metrics:
             self._wandb_findings()
         if self._file:
             self._file.close()
-        ending = Ending(reason, seconds, model, self._last, self._evaluated, self._best)
+        best = None if self.best.step is None or self.best.loss is None else (self.best.step, self.best.loss)
+        ending = Ending(reason, seconds, model, self._last, self._evaluated, best)
         self._console.close(self._summary, ending)
 
     def _to_wandb(self, section: str, record: Mapping[str, Any]) -> None:
@@ -265,13 +269,6 @@ class Metrics:
         for finding in self._wandb.findings() if self._wandb else ():
             self._console.finding(finding)
             self._write("finding", asdict(finding))
-
-    def _remember_eval(self, step: int, loss: float) -> bool:
-        self._evaluated = (step, loss)
-        if math.isnan(loss) or (self._best is not None and loss >= self._best[1]):
-            return False
-        self._best = (step, loss)
-        return True
 
     def _eta(self, step: int) -> float | None:
         # From the first report on: compilation and warm-up don't count, evaluations and saves do.

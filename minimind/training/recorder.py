@@ -17,10 +17,13 @@ from typing import Any
 
 import torch
 
+from minimind.training.best import Best
 from minimind.training.metrics import SourceLoss, StepMetrics
 from minimind.training.step import StepResult
 
 HISTORY = 128  # steps of scales and norms kept for a post-mortem
+# What Best's values were called when they stood in Progress itself.
+EARLIER = {"best_loss": "loss", "best_step": "step", "evaluations_without_gain": "without_gain"}
 
 
 @dataclass
@@ -34,9 +37,7 @@ class Progress:
     tokens: int = 0
     skipped: int = 0
     consecutive_skips: int = 0
-    best_loss: float | None = None
-    best_step: int | None = None
-    evaluations_without_gain: int = 0
+    best: Best = field(default_factory=Best)
     evaluated_step: int = 0  # the last step with an evaluation
     wandb_id: str | None = None
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -61,12 +62,15 @@ class Progress:
         """A picklable copy for the checkpoint; reads from the device the norms that are still there."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         history = [{**entry, "grad_norm": float(entry["grad_norm"])} for entry in self.history]
-        return {**values, "history": history}
+        return {**values, "best": self.best.state(), "history": history}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
-        """The progress that ``state()`` described."""
-        return cls(**{**state, "history": deque(state["history"], maxlen=HISTORY)})
+        """The progress that ``state()`` described, also in the words of an earlier version."""
+        values = dict(state)
+        earlier = {new: values.pop(old) for old, new in EARLIER.items() if old in values}
+        best = Best.from_state(values.get("best", earlier))
+        return cls(**{**values, "best": best, "history": deque(state["history"], maxlen=HISTORY)})
 
 
 class Recorder:

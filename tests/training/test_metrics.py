@@ -12,6 +12,7 @@ from rich.console import Console
 
 from minimind.config import load_run_config
 from minimind.findings import Finding
+from minimind.training.best import Best
 from minimind.training.console import ConsoleLog, count, duration, fit, header_rows, progress_fields
 from minimind.training.metrics import Metrics, RunSummary, SourceLoss, StepMetrics, perplexity
 from minimind.training.metrics_file import FILE_NAME, read_metrics
@@ -185,10 +186,12 @@ def test_a_dry_run_leaves_an_old_run_alone(tmp_path: Path, out: io.StringIO) -> 
 
 
 def test_best_is_kept_over_a_resume(tmp_path: Path, out: io.StringIO) -> None:
-    first = metrics_to(out, tmp_path)
+    best = Best()
+    first = metrics_to(out, tmp_path, best=best)
     first.step(STEP)
+    best.observe(10, 2.0)
     first.evaluation(Held(2.0), 10)
-    second = metrics_to(out, tmp_path, resumed_step=10)
+    second = metrics_to(out, tmp_path, resumed_step=10, best=best)
     second.step(replace(STEP, step=20))
     second.evaluation(Held(2.5), 20)
     second.close(tmp_path / "final")
