@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Best:
-    """``loss``: nats per token, None before the first finite one; ``step``: where; ``without_gain``: evaluations since."""
+    """``loss``: nats per token, and its ``step``; None before the first. ``without_gain``: finite evaluations since."""
 
     loss: float | None = None
     step: int | None = None

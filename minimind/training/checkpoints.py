@@ -52,10 +52,15 @@ def publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
     """
     sealed = {**manifest, "seal": _seal(manifest)}
     write_durably(temporary / MANIFEST, json.dumps(sealed, indent=1))
+    aside = final.parent / f"{TEMPORARY}replaced-{final.name}"
     if final.exists():  # an earlier save of this step, from before a resume
-        aside = final.parent / f"{TEMPORARY}replaced-{final.name}"
         os.rename(final, aside)
-    os.rename(temporary, final)
+    try:
+        os.rename(temporary, final)
+    except OSError:
+        if aside.exists():
+            os.rename(aside, final)
+        raise
     sync_directory(final.parent)
 
 

@@ -53,7 +53,7 @@ class RunLock:
 
         Raises UserError if another run holds it, with that one's host and process, and if it can't be written.
         """
-        self._path, self._made = run_dir / FILE_NAME, not os.path.exists(run_dir)
+        self._path = run_dir / FILE_NAME
         holder: dict[str, Any] | None = {}
         for _ in range(ATTEMPTS):
             try:
@@ -76,6 +76,7 @@ class RunLock:
 
         Raises OSError if the file can't be opened or written, is gone, or can't be locked at all.
         """
+        self._made |= not path.parent.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _open(path)
         try:
@@ -99,7 +100,7 @@ class RunLock:
             return
         with suppress(OSError):  # a full or vanished disk: the lock itself goes with the descriptor
             os.ftruncate(descriptor, 0)
-            if self._made and os.listdir(self._path.parent) == [FILE_NAME]:
+            if self._made and list(self._path.parent.iterdir()) == [self._path]:
                 self._path.unlink()
                 self._path.parent.rmdir()
         os.close(descriptor)

@@ -217,15 +217,20 @@ def test_held_out_texts_are_not_training_texts() -> None:
 
 
 def test_answers_are_right() -> None:
+    seen: Counter[str] = Counter()
     for turns in islice(conversations(3, held_out=False), 400):
         question, answer = turns[-2]["content"], turns[-1]["content"]
         if numbers := re.search(r"(\d+)\+(\d+)", question):
             a, b = map(int, numbers.groups())
             assert answer == f"{a}+{b}={a + b}"
+            seen["sum"] += 1
         elif digits := re.search(r"\d,\d,\d,\d", question):
             assert answer == ",".join(sorted(digits[0].split(",")))
+            seen["order"] += 1
         elif len(turns) == 2 and len(question) > 40:
             assert answer.removeprefix("You said ") in question, "the fact asked for stands in the question"
+            seen["fact"] += 1
+    assert all(seen[kind] >= 40 for kind in ("sum", "order", "fact")), seen
 
 
 def test_every_word_of_a_reserved_translation_is_taught() -> None:

@@ -8,9 +8,10 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from minimind.chat import Turn, prompt_ids
-from minimind.inference import answers
+from minimind.inference import answers, generation
 from minimind.inference.answers import Speaker
 from minimind.inference.generation import generate
 from minimind.model import Transformer
@@ -48,6 +49,35 @@ def test_a_chat_answer_is_what_generate_makes(api: Running, model: Transformer, 
     }  # fmt: skip
     assert choice["finish_reason"] == ("length" if len(expected) == 30 else "stop")
     assert (reply["object"], reply["model"]) == ("chat.completion", "tiny")
+
+
+@pytest.mark.parametrize("end", ["im_end_id", "eos_id"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_answer_ends_where_the_model_ends_it(
+    end: str,
+    stream: bool,
+    api: Running,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    says = [*tokenizer.encode("The river"), getattr(tokenizer, end), *tokenizer.encode(" runs and runs")]
+    said = iter(says)
+
+    def logits(*_: Any) -> torch.Tensor:
+        likely = torch.full((1, tokenizer.vocab_size), -100.0)
+        likely[0, next(said)] = 100.0
+        return likely
+
+    monkeypatch.setattr(model, "next_logits", logits)
+    monkeypatch.setattr(generation, "decode_step", lambda *_: logits)
+    if stream:
+        events = api.events(CHAT, **HELLO, max_tokens=len(says))
+        text, finish = content(events), events[-2]["choices"][0]["finish_reason"]
+    else:
+        choice = api.post(CHAT, **HELLO, max_tokens=len(says)).json()["choices"][0]
+        text, finish = choice["message"]["content"], choice["finish_reason"]
+    assert (text, finish) == ("The river", "stop")
 
 
 def test_a_completion_goes_on_from_bos_and_text(

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from minimind.errors import UserError
+from minimind.training import checkpoints
 from minimind.training.checkpoints import (
     BEST,
     LATEST,
     all_checkpoints,
     clean_up,
+    directories,
     find_checkpoint,
     point,
+    point_back,
     pointed,
     problem,
+    publish,
     read_about,
+    remove_debris,
     resolve_resume,
+    restore_best,
 )
 from tests.support import save_steps
 
@@ -106,6 +116,62 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save_steps(tmp_path, 10)
     assert problem(path) is None
     assert [child.name for child in path.parent.iterdir()] == ["step-00000010"]
+
+
+def test_a_step_that_can_not_be_replaced_keeps_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_steps(tmp_path, 10)
+    rename, path = os.rename, tmp_path / "checkpoints" / "step-00000010"
+
+    def failing(at: int) -> Callable[[Path, Path], None]:
+        calls = count(1)
+
+        def rename_or_fail(source: Path, target: Path) -> None:
+            if next(calls) == at:
+                raise OSError(errno.EIO, "Input/output error")
+            rename(source, target)
+
+        return rename_or_fail
+
+    for at in (1, 2):
+        monkeypatch.setattr(checkpoints.os, "rename", failing(at))
+        ready = directories(tmp_path, 10)[0]
+        ready.mkdir()
+        with pytest.raises(OSError, match="Input/output error"):
+            publish(ready, path, {"files": {}})
+        assert problem(path) is None and read_about(path) == {"world_size": 1}
+        remove_debris(tmp_path)
+
+
+def test_no_pointer_names_what_is_about_to_go(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 3)
+    found = {checkpoint.step: checkpoint for checkpoint in all_checkpoints(tmp_path)}
+
+    def after(best: int, good: int | None) -> list[str | None]:
+        point(tmp_path / LATEST, found[3].path)
+        point(tmp_path / BEST, found[best].path)
+        point_back(tmp_path, found[good] if good else None)
+        targets = (pointed(tmp_path / name) for name in (LATEST, BEST))
+        return [target and target.name for target in targets]
+
+    names = {step: checkpoint.path.name for step, checkpoint in found.items()}
+    assert after(best=1, good=2) == [names[2], names[1]]
+    assert after(best=2, good=2) == [names[2], names[2]]  # the one that is gone back to
+    assert after(best=3, good=2) == [names[2], None]
+    assert after(best=3, good=3) == [names[3], names[3]]
+    assert after(best=1, good=None) == [None, None]
+
+
+def test_best_is_what_the_run_says_it_is(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    first = all_checkpoints(tmp_path)[-1].path
+    restore_best(tmp_path, 1)
+    assert pointed(tmp_path / BEST) == first
+    restore_best(tmp_path, 9)  # its checkpoint was never finished
+    assert pointed(tmp_path / BEST) == first
+    restore_best(tmp_path, None)
+    assert pointed(tmp_path / BEST) is None
 
 
 def test_pointers_are_relative_so_a_run_can_be_moved(tmp_path: Path) -> None:

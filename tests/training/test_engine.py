@@ -340,6 +340,62 @@ def test_resumed_engine_goes_on_bitwise(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["bf16.json", "fp16.json"])
+def test_a_resumed_schedule_stands_at_the_applied_steps(name: str, tmp_path: Path) -> None:
+    def new() -> Engine:
+        return Engine(tiny_model(), load(name), lambda step: 1.0 / (step + 1))
+
+    first = new()
+    backward = first.backward
+    for step in range(4):
+        ill = step in (1, 2)
+        first.backward = (lambda loss: backward(loss * float("inf"))) if ill else backward  # type: ignore[method-assign]
+        assert train_step(first, split(random_rows(4, seed=step), 2)).update.applied == (not ill)
+    first.save(tmp_path, {})
+    second = new()
+    second.load(tmp_path)
+    assert second.lr == first.lr == pytest.approx(2e-3 / 3)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_hysteresis_that_is_left_is_restored(tmp_path: Path) -> None:
+    def new() -> Engine:
+        return Engine(tiny_model(), load("fp16.json"), lambda step: 1.0)
+
+    def overflow(engine: Engine) -> None:
+        backward = engine.backward
+        engine.backward = lambda loss: backward(loss * float("inf"))  # type: ignore[method-assign]
+        assert not train_step(engine, split(random_rows(2, seed=0), 2)).update.applied
+        engine.backward = backward  # type: ignore[method-assign]
+
+    first = new()
+    overflow(first)
+    assert first.loss_scale == 2.0**16  # hysteresis 2 spares the first
+    first.save(tmp_path, {})
+    second = new()
+    second.load(tmp_path)
+    overflow(second)
+    assert second.loss_scale == 2.0**15
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+def test_one_gradient_that_is_not_finite_skips_an_fp32_step_without_zero(bad: float) -> None:
+    engine = sgd_engine(load("fp32.json"))
+    backward = engine.backward
+
+    def sick(loss: torch.Tensor) -> None:
+        backward(loss)
+        next(iter(engine.module.parameters())).grad[0, 0] = bad  # type: ignore[index]
+
+    engine.backward = sick  # type: ignore[method-assign]
+    before = masters(engine)
+    update = train_step(engine, split(random_rows(2, seed=7), 2)).update
+    assert not update.applied and not torch.tensor(update.grad_norm).isfinite()
+    assert torch.equal(before, masters(engine))
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_the_new_configuration_wins_over_the_pickled_one(tmp_path: Path) -> None:
     old = Engine(tiny_model(), load("fp16.json"), lambda step: 1.0)
     train_step(old, split(random_rows(2, seed=0), 2))

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,7 +85,7 @@ def break_weights(engine: Engine) -> None:
 
 
 @pytest.fixture
-def snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps of which a snapshot was taken; none of them may be of broken weights."""
     steps: list[int] = []
     original = Engine.snapshot
@@ -96,7 +96,7 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return original(self, state)
 
     monkeypatch.setattr(Engine, "snapshot", watched)
-    yield steps
+    return steps
 
 
 def after_update(patch: pytest.MonkeyPatch, step: int) -> None:
@@ -245,3 +245,14 @@ def test_an_early_stop_that_an_evaluation_missed_is_not_a_step_late(
     assert go(files, tmp_path, 4, *words, more=("--resume",)) == 0
     assert [record["step"] for record in records(tmp_path)] == [1, 2]
     assert records(tmp_path, "end")[-1]["reason"] == "early-stop"
+
+
+def test_while_a_spike_is_open_the_checkpoint_from_before_it_is_kept(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_onset(self: Watch) -> int | None:
+        return 4 if len(self.losses) >= 4 else None
+
+    monkeypatch.setattr(Watch, "open_onset", open_onset)
+    assert go(files, tmp_path, 6, "save_steps=1", "save_total_limit=2", "eval_file=[]") == 0
+    assert [checkpoint.step for checkpoint in all_checkpoints(tmp_path)] == [6, 5, 2]

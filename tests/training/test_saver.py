@@ -220,6 +220,16 @@ def test_the_limit_spares_newest_best_and_resumed_from(tmp_path: Path) -> None:
     assert steps(tmp_path) == [7, 6, 3, 1]
 
 
+def test_what_a_save_is_told_to_need_is_spared_by_that_save(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 3)
+    second = tmp_path / "checkpoints" / "step-00000002"
+    ours = fake_saver(tmp_path, keep=1)
+    ours.save(4, {}, {}, needed={second})
+    assert ours.finish() and steps(tmp_path) == [4, 2]
+    ours.save(5, {}, {})
+    assert ours.finish() and steps(tmp_path) == [5]
+
+
 def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
     save_steps(tmp_path, 10)
     ready = tmp_path / "ready"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from minimind.training import signals
+
 ROOT = Path(__file__).parents[2]
 BEFORE = "stopped by SIGTERM before the first step: nothing was trained"
 
@@ -65,6 +67,37 @@ def test_a_second_ctrl_c_ends_a_blocked_process_at_once() -> None:
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=10) == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("received", "ends"),
+    [
+        ([signal.SIGINT, signal.SIGTERM], False),  # Ctrl-C, and then DeepSpeed's launcher asks, too
+        ([signal.SIGTERM, signal.SIGINT], False),
+        ([signal.SIGTERM, signal.SIGTERM, signal.SIGHUP], False),
+        ([signal.SIGINT, signal.SIGTERM, signal.SIGINT], True),
+    ],
+)
+def test_only_a_second_ctrl_c_is_a_second_one(
+    received: list[signal.Signals], ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(signals.os, "_exit", codes.append)
+    stop = signals.StopRequest()
+    stop.training = True
+    for number in received:
+        stop._on_signal(number, None)
+    assert stop.requested and stop.name == received[0].name
+    assert codes == [130] * ends
+    codes.clear()
+    # and as the thread that hears of them reads them from its pipe: at once, or one by one
+    one_by_one = [bytes([number]) for number in received]
+    for chunks in ([bytes(received), b""], [*one_by_one, b""]):
+        read = iter(chunks)
+        with monkeypatch.context() as patch:
+            patch.setattr(signals.os, "read", lambda *_, read=read: next(read))
+            stop._listen(0)
+    assert codes == [130, 130] * ends
 
 
 def test_nohup_is_respected() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +161,22 @@ def test_a_file_over_the_size_limit_is_an_error_with_its_reason(tmp_path: Path) 
 
 
 def test_an_error_that_only_fsync_sees_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(_: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+    fsync, synced = os.fsync, []
 
-    monkeypatch.setattr(snapshot.os, "fsync", failing)
-    with pytest.raises(OSError, match="Input/output error"):
-        small().write(tmp_path)
+    def failing(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):  # a directory's fsync knows nothing of what is in its files
+            synced.append(status.st_ino)
+            if len(synced) == fails_at:
+                raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    for fails_at in (1, 2):
+        synced.clear()
+        with pytest.raises(OSError, match="Input/output error"):
+            small().write(tmp_path / str(fails_at))
+    fails_at = 0
+    synced.clear()
+    facts = small().write(tmp_path)
+    assert sorted(synced) == sorted((tmp_path / name).stat().st_ino for name in facts)

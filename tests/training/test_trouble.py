@@ -97,6 +97,14 @@ def test_broken_parameters_are_named_and_date_from_the_last_sound_check() -> Non
     assert trouble == Trouble("parameters", 200, 101, "not finite: a, b, c and 1 more")
 
 
+def test_the_last_sound_check_is_saved_too() -> None:
+    first, second = watch(), watch()
+    assert first.check_parameters(100, []) is None
+    second.load(first.state())
+    trouble = second.check_parameters(150, ["a"])
+    assert trouble is not None and (trouble.onset, trouble.last_good) == (101, 100)
+
+
 @pytest.mark.parametrize("cut", [50, 101, 110])
 def test_a_watch_that_is_saved_and_loaded_comes_to_the_same_verdict(cut: int) -> None:
     steps = spiking(100, None)
