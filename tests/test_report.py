@@ -154,7 +154,16 @@ def test_a_chart_is_the_same_each_time_and_absent_without_numbers() -> None:
     line = Line("loss", [1, 2, 3], [3.0, 2.0, 1.0], "#000000")
     assert chart("loss", [line], "loss") == chart("loss", [line], "loss")
     assert chart("loss", [Line("loss", [1], [None], "#000000")], "loss") is None
-    assert "<svg" in (chart("scale", [Line("scale", [1, 2], [0.0, 1.0], "#000000")], "scale", log=2) or "")
+
+
+def test_a_scale_is_logarithmic_where_all_values_are_positive() -> None:
+    def drawn(lowest: float, log: int | None) -> str:
+        made = chart("scale", [Line("scale", [1, 2, 3], [lowest, 64.0, 4096.0], "#000000")], "scale", log=log)
+        assert made is not None and made.startswith("<svg")
+        return made
+
+    assert drawn(1.0, 2) != drawn(1.0, None)
+    assert drawn(0.0, 2) == drawn(0.0, None)
 
 
 def test_losses_by_source_have_a_chart_with_a_line_each(tmp_path: Path) -> None:

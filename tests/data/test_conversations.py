@@ -239,3 +239,10 @@ def test_wrong_options_are_named(arguments: tuple[str | None, str | None, str | 
 def test_a_forced_format_never_crashes_on_other_records(name: str, record: object) -> None:
     with pytest.raises(BadRecord):
         to_document(record, "sft", Fields(name))
+
+
+def test_a_null_field_of_a_parquet_row_is_no_field() -> None:
+    """Every row of a Parquet file has all fields of its schema."""
+    empty = {"role": None, "content": None, "from": None, "value": None}
+    turns = [{**empty, "from": "human", "value": "q"}, {**empty, "role": "assistant", "content": "a"}]
+    assert to_document({"conversations": turns}, "sft", Fields()) == used(Q, A)

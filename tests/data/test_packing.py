@@ -124,7 +124,15 @@ def test_shuffled_never_changes() -> None:
         "0x6e789e6aa1b965f4",
         "0x6c45d188009454f",
     ]
+    assert shuffled(8, 3, 1).tolist() == [3, 4, 2, 0, 6, 5, 7, 1]
     assert len({tuple(shuffled(50, seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
+
+
+def test_the_seed_orders_the_rows_and_pieces_of_equal_length() -> None:
+    by_length = {tuple(pack([8, 7, 6], 8, seed).document.tolist()) for seed in range(40)}
+    assert len(by_length) == 6  # every order of rows; not the longest first
+    equal = {frozenset(pack([4, 4, 4, 4], 8, seed).document[:2].tolist()) for seed in range(40)}
+    assert len(equal) == 6  # every pair may share the first row
 
 
 def test_shuffling_is_even() -> None:

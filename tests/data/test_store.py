@@ -66,7 +66,7 @@ def test_pretraining_store(tmp_path: Path) -> None:
     store = TokenStore.open(write(tmp_path / "new" / "store"))
     assert store.kind == "pretrain"
     assert store.trainable(0) is None
-    assert store.num_trainable == store.num_tokens - 5
+    assert store.num_trainable == store.num_predictions == store.num_tokens - 5
     assert store.document(2).tolist() == [1, 10, 11, 2]
     assert not (store.path / "trainable.bin").exists()
     with pytest.raises(IndexError):

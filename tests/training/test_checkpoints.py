@@ -101,6 +101,9 @@ def test_clean_up_spares_newest_best_and_protected(tmp_path: Path) -> None:
     removed = clean_up(tmp_path, keep=1, protected={directory / "step-00000003"})
     assert [checkpoint.step for checkpoint in all_checkpoints(tmp_path)] == [5, 3, 2]
     assert {path.name for path in removed} == {"step-00000004", "step-00000001"}
+    (tmp_path / LATEST).unlink()
+    clean_up(tmp_path, keep=0, protected=set())
+    assert [checkpoint.step for checkpoint in all_checkpoints(tmp_path)] == [5, 2]
 
 
 def test_clean_up_spares_latest_where_it_is_not_the_newest_by_step(tmp_path: Path) -> None:

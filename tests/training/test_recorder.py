@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
+from minimind.training.best import Best
 from minimind.training.engine import Update
 from minimind.training.metrics import StepMetrics
-from minimind.training.recorder import Progress, Recorder
+from minimind.training.recorder import HISTORY, Progress, Recorder
 from minimind.training.step import RowLosses, StepResult
 
 
@@ -22,6 +26,38 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_progress_counts_attempts_and_what_was_applied() -> None:
+    progress = Progress()
+    for applied in (True, False, False, True, False):
+        progress.advance(result(1.0, 10, applied=applied))
+    assert (progress.step, progress.applied, progress.skipped, progress.tokens) == (5, 2, 3, 20)
+    assert progress.consecutive_skips == 1  # the applied step between them ended the first two
+    assert [entry["step"] for entry in progress.history] == [1, 2, 3, 4, 5]
+
+
+def test_progress_goes_on_from_its_state() -> None:
+    progress = Progress(
+        best=Best(2.5, 1, 2), evaluated_step=3, wandb_id="abc", health={"a": 1}, watch={"b": 2}
+    )
+    for _ in range(HISTORY + 3):
+        progress.advance(result(1.0, 10, norm=torch.tensor(0.5)))
+    state = progress.state()
+    assert state["best"] == {"loss": 2.5, "step": 1, "without_gain": 2}
+    assert all(type(entry["grad_norm"]) is float for entry in state["history"])
+    again = Progress.from_state(state)
+    assert again == progress and again.best is not progress.best
+    again.advance(result(1.0, 10))
+    assert len(again.history) == HISTORY and again.history[0]["step"] == 5
+
+
+@pytest.mark.parametrize("loss", [2.5, math.nan, None])
+def test_progress_of_an_earlier_version_is_read(loss: float | None) -> None:
+    """Its best stood in three fields of its own, and could be NaN."""
+    state = {**Progress(step=7).state(), "best_loss": loss, "best_step": 4, "evaluations_without_gain": 1}
+    del state["best"]
+    assert Progress.from_state(state).best == (Best(2.5, 4, 1) if loss == 2.5 else Best())
 
 
 def test_each_step_is_reported_with_its_own_loss_and_totals() -> None:
@@ -47,6 +83,21 @@ def test_each_step_is_reported_with_its_own_loss_and_totals() -> None:
     assert [m.skipped for m in reported] == [0, 1, 1, 1]
     assert [m.tokens_per_second for m in reported] == [None, None, 10.0, 10.0]
     assert reported[-1].epoch == 1.0
+
+
+def test_a_norm_that_the_engine_does_not_know_is_none_and_one_that_is_nan_is_said() -> None:
+    reported: list[StepMetrics] = []
+    recorder, progress = Recorder(reported.append, list, 1), Progress()
+    for outcome in (
+        result(1.0, 8, True, math.nan),
+        result(1.0, 8, False, math.nan),
+        result(1.0, 8, False, math.inf),
+    ):
+        progress.advance(outcome)
+        recorder.add(outcome, progress)
+    recorder.flush()
+    first, *skipped = (metrics.grad_norm for metrics in reported)
+    assert first is None and [str(norm) for norm in skipped] == ["nan", "inf"]
 
 
 def test_time_outside_training_does_not_count() -> None:
