@@ -90,6 +90,7 @@ def test_the_rate_is_halved_once_a_rollback_and_only_the_last_one_warms_up() -> 
     assert rate_factor(5, []) == 1.0
     assert rate_factor(100, [first]) == pytest.approx(0.5 / CONFIG.rewarmup_steps)
     assert rate_factor(100 + CONFIG.rewarmup_steps - 1, [first]) == 0.5
+    assert rate_factor(0, [first]) == rate_factor(100, [first])  # an engine is built before it is loaded
     second = took("fixed-scale", 110, 120, 100, [first])
     assert second.skipped is None and second.lr_factor == 1.0
     assert rate_factor(100, [first, second]) == pytest.approx(0.5 / CONFIG.rewarmup_steps)

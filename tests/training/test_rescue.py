@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,11 @@ from minimind.inference.generation import load_model
 from minimind.launching import free_port
 from minimind.tokenizer import Tokenizer
 from minimind.training import loop
+from minimind.training.checkpoints import all_checkpoints, point
 from minimind.training.engine import Engine
-from tests.support import DS_CONFIGS
+from minimind.training.rescue import go_back
+from minimind.training.trouble import Trouble
+from tests.support import DS_CONFIGS, save_steps
 from tests.training.injections import POISON, dynamic_only, fp16_only, overflowing, poisoned, spiking
 from tests.training.test_main import SMALL, curve, launch, records
 from tests.training.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
@@ -73,6 +77,26 @@ def end_loss(out: Path) -> float:
     values = [last[step] for step in sorted(last)[-5:]]
     assert all(value is not None and math.isfinite(value) for value in values)
     return sum(values) / 5
+
+
+def back(run_dir: Path, trouble: Trouble) -> int | None:
+    good = go_back(SimpleNamespace(run_dir=run_dir, trouble=trouble))  # type: ignore[arg-type]
+    return good and good.step
+
+
+def test_the_last_checkpoint_before_the_trouble_becomes_the_runs_last(tmp_path: Path) -> None:
+    save_steps(tmp_path, 4, 7, 8, 9, 12)
+    point(tmp_path / "best", tmp_path / "checkpoints" / "step-00000008")
+    assert back(tmp_path, Trouble("overflow", 14, 10, "")) == 9  # the step before its first is trusted ...
+    assert back(tmp_path, Trouble("spike", 14, 10, "")) == 8  # ... before a spike's not
+    assert [checkpoint.step for checkpoint in all_checkpoints(tmp_path)] == [8, 7, 4]
+    for pointer in ("latest", "best"):
+        assert (tmp_path / pointer).read_text().strip() == "checkpoints/step-00000008"
+    (tmp_path / "checkpoints" / "step-00000007" / "zero_to_fp32.py").unlink()  # damaged: the one before it
+    assert back(tmp_path, Trouble("parameters", 8, 8, "")) == 4
+    assert not (tmp_path / "best").exists()
+    assert back(tmp_path, Trouble("parameters", 8, 3, "")) is None
+    assert all_checkpoints(tmp_path) == [] and not (tmp_path / "latest").exists()
 
 
 @pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json"])

@@ -23,7 +23,7 @@ from minimind.training.checkpoints import (
     problem,
     resolve_resume,
 )
-from tests.support import fake_saver, run_ranks, save_steps
+from tests.support import FakeEngine, fake_saver, run_ranks, save_steps
 
 open_file = snapshot.open_file
 SECOND = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -218,6 +218,22 @@ def test_the_limit_spares_newest_best_and_resumed_from(tmp_path: Path) -> None:
         ours.save(step, {}, {}, best=step == 3)
     assert ours.finish() and ours.poll() == []
     assert steps(tmp_path) == [7, 6, 3, 1]
+
+
+def test_nothing_to_save_is_nothing_that_failed(tmp_path: Path) -> None:
+    assert fake_saver(tmp_path).finish()  # a run that was resumed at its end
+
+
+def test_after_a_rollback_the_new_engine_is_saved_and_its_checkpoint_spared(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    first, engine = tmp_path / "checkpoints" / "step-00000001", FakeEngine()
+    taken: list[dict[str, Any]] = []
+    engine.snapshot = lambda state: taken.append(state) or FakeEngine().snapshot(state)  # type: ignore[method-assign, func-returns-value]
+    ours = fake_saver(tmp_path, keep=1)
+    ours.follow(engine, first)
+    ours.save(3, {"step": 3}, {})
+    assert ours.finish() and steps(tmp_path) == [3, 1] and taken == [{"step": 3}]
+    ours.follow(engine, None)  # back to the beginning
 
 
 def test_what_a_save_is_told_to_need_is_spared_by_that_save(tmp_path: Path) -> None:

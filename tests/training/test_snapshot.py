@@ -42,6 +42,17 @@ def test_a_copy_is_compact_keeps_aliases_and_is_not_moved_by_later_changes() -> 
     assert value["scaler"].scale == 8.0 and value["n"] == [1, (2,)]
 
 
+def test_views_of_the_same_data_keep_their_own_shapes_and_flags() -> None:
+    square = torch.arange(9.0).view(3, 3)
+    weight = torch.nn.Parameter(square)
+    value = HostCopy([square, square.t(), square[0], weight, square.view(torch.int32)]).value()
+    for copied, original in zip(
+        value, [square, square.t(), square[0], weight, square.view(torch.int32)], strict=True
+    ):
+        assert torch.equal(copied, original) and copied.dtype == original.dtype
+        assert copied.requires_grad == original.requires_grad
+
+
 def leaves(value: Any, where: str = "") -> list[tuple[str, Any]]:
     """The tensors of nested containers with their places; of other leaves the type."""
     if isinstance(value, dict):

@@ -105,12 +105,36 @@ def test_the_last_sound_check_is_saved_too() -> None:
     assert trouble is not None and (trouble.onset, trouble.last_good) == (101, 100)
 
 
-@pytest.mark.parametrize("cut", [50, 101, 110])
-def test_a_watch_that_is_saved_and_loaded_comes_to_the_same_verdict(cut: int) -> None:
-    steps = spiking(100, None)
-    first = watch()
-    assert feed(first, steps[:cut]) is None
-    state: dict[str, Any] = first.state()
-    second = watch()
-    second.load(state)
-    assert feed(second, steps[cut:]) == feed(watch(), steps)
+def test_a_spike_after_one_that_healed_begins_where_it_begins() -> None:
+    steps = [numbers(step, noise(step) + 2.0 * (step in (100, 101) or step >= 150)) for step in range(1, 200)]
+    trouble = feed(watch(), steps)
+    assert trouble is not None and (trouble.onset, trouble.step) == (150, 169)
+
+
+def test_one_low_loss_does_not_heal_a_spike() -> None:
+    steps = [numbers(step, noise(step) + 2.0 * (step >= 100 and step != 107)) for step in range(1, 200)]
+    trouble = feed(watch(), steps)
+    assert trouble is not None and (trouble.onset, trouble.step) == (100, 119)
+
+
+STORIES = {
+    "spike": spiking(100, None),
+    "overflow": [numbers(step, applied=step < 100, scale=8.0) for step in range(1, 120)],
+    "not finite": [numbers(step, 3.0 if step < 100 else math.nan, step < 100, 8.0) for step in range(1, 120)],
+}
+
+
+@pytest.mark.parametrize(
+    ("story", "cuts"), [("spike", (50, 101, 110)), ("overflow", (100, 104)), ("not finite", (101,))]
+)
+def test_a_watch_that_is_saved_and_loaded_comes_to_the_same_verdict(
+    story: str, cuts: tuple[int, ...]
+) -> None:
+    steps, expected = STORIES[story], feed(watch(dynamic=True), STORIES[story])
+    assert expected is not None
+    for cut in cuts:
+        first, second = watch(dynamic=True), watch(dynamic=True)
+        assert feed(first, steps[:cut]) is None
+        state: dict[str, Any] = first.state()
+        second.load(state)
+        assert feed(second, steps[cut:]) == expected
