@@ -224,9 +224,13 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 def test_damage_is_named(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "store", kind="sft")
     file = path / name
-    os.truncate(file, file.stat().st_size - 1)
-    with pytest.raises(UserError, match=rf"{name} has \d+ bytes, the manifest says \d+; .*prepare it again"):
-        TokenStore.open(path)
+    size = file.stat().st_size
+    for damaged in (size - 1, size + 1):
+        os.truncate(file, damaged)
+        with pytest.raises(
+            UserError, match=rf"{name} has \d+ bytes, the manifest says \d+; .*prepare it again"
+        ):
+            TokenStore.open(path)
     file.unlink()
     with pytest.raises(UserError, match=rf"{name}: No such file"):
         TokenStore.open(path)

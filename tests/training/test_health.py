@@ -214,6 +214,24 @@ def test_a_code_comes_again_only_after_it_healed() -> None:
     ]
 
 
+def test_an_episode_ends_after_exactly_so_many_healthy_steps() -> None:
+    health, said = Health(HealthConfig(heal_steps=3)), []
+    for step in range(1, 9):
+        loss = math.nan if step in (1, 4, 8) else 3.0  # two healthy steps between, then three
+        metrics = StepMetrics(step, step, loss, 1.0, 1e-3, None, 0, True, None, 1.0, 0.0)
+        said += [finding.step for finding in health.observe_step(metrics)]
+    assert said == [1, 8]
+
+
+def test_an_evaluation_is_compared_with_the_training_since_the_last_one() -> None:
+    health = Health()
+    for step, loss in enumerate((4.0, 6.0, 2.0, math.nan, 1.0), 1):
+        health.observe_step(StepMetrics(step, step, loss, 1.0, 1e-3, None, 0, True, None, 1.0, 0.0))
+        if step in (2, 5):
+            health.observe_evaluation(step, 5.0)
+    assert list(health.evaluations) == [(5.0, 5.0), (5.0, 1.5)]
+
+
 @pytest.mark.parametrize("change", [waves, late_skips, leak, overfit])
 def test_a_resumed_run_gives_the_same_findings(change: Change) -> None:
     run = list(sick(change, 0))
@@ -258,6 +276,10 @@ def test_wrong_thresholds_are_refused(wrong: dict[str, object]) -> None:
     ("kind", "optimizer", "lr", "parameters", "code"),
     [
         ("pretrain", "AdamW", 1e-3, 26_000_000, None),
+        ("sft", "AdamW", 1e-5, 26_000_000, None),  # a tenth of the low end ...
+        ("sft", "AdamW", 6e-4, 26_000_000, None),  # ... to a fifth of the high one
+        ("sft", "AdamW", 6.1e-4, 26_000_000, "lr-above-band"),
+        ("sft", "AdamW", 9e-6, 26_000_000, "lr-below-band"),
         ("pretrain", "AdamW", 2e-3, 26_000_000, None),  # the shipped JSON
         ("pretrain", "AdamW", 3e-3, 104_000_000, None),
         ("pretrain", "AdamW", 2e-3, 400_000_000, "lr-above-band"),
