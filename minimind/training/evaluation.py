@@ -44,11 +44,13 @@ def evaluate(
     was_training = model.training
     model.eval()
     nats, tokens = 0.0, 0
-    for batch in batches:
-        loss = model(*_inputs(batch.to(device)))
-        nats += float(loss)
-        tokens += batch.num_trainable
-    model.train(was_training)
+    try:
+        for batch in batches:
+            loss = model(*_inputs(batch.to(device)))
+            nats += float(loss)
+            tokens += batch.num_trainable
+    finally:  # the batches end with an exception where the run was asked to stop
+        model.train(was_training)
     nats, count = sum_over_ranks([nats, float(tokens)])
     loss = nats / count if count else math.nan
     bits = nats / math.log(2) / num_bytes if num_bytes else None

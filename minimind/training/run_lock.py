@@ -68,7 +68,7 @@ class RunLock:
                 break
             time.sleep(PAUSE)
         raise UserError(
-            f"{run_dir}: {_name(holder)} is writing there; wait for its end, or give another --output-dir"
+            f"{run_dir}: {_name(holder or {})} is writing there; wait for its end, or give another --output-dir"
         )
 
     def _try(self, path: Path) -> dict[str, Any] | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from minimind.data.batches import SequentialBatches
+from minimind.data.batches import Batch, SequentialBatches
 from minimind.data.store import StoreWriter, TokenStore
 from minimind.training.evaluation import evaluate
 from tests.support import VOCABULARY, tiny_model
@@ -79,3 +80,18 @@ def test_no_bytes_means_no_bits_per_byte_and_nothing_else_changes(store: TokenSt
     assert model.training
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_is_put_back_however_it_ends(training: bool, store: TokenStore) -> None:
+    def cut_short() -> Iterator[Batch]:
+        yield next(iter(SequentialBatches(store, ROW, 4)))
+        assert not model.training
+        raise KeyboardInterrupt
+
+    model = tiny_model().train(training)
+    evaluate(model, SequentialBatches(store, ROW, 4), torch.device("cpu"), 0, None)
+    assert model.training == training
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, cut_short(), torch.device("cpu"), 0, None)
+    assert model.training == training

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from minimind.findings import Finding
 from minimind.health_config import HealthConfig
 from minimind.training.health import Health, before_run
-from minimind.training.health_rules import Blocks, oscillation, reversals
+from minimind.training.health_rules import Blocks, oscillation, overfitting, reversals
 from minimind.training.metrics import StepMetrics
 
 STEPS = 2000
@@ -221,6 +221,23 @@ def test_an_episode_ends_after_exactly_so_many_healthy_steps() -> None:
         metrics = StepMetrics(step, step, loss, 1.0, 1e-3, None, 0, True, None, 1.0, 0.0)
         said += [finding.step for finding in health.observe_step(metrics)]
     assert said == [1, 8]
+
+
+def test_large_gradients_at_the_start_are_not_counted() -> None:
+    health, said = Health(HealthConfig(start_steps=5, grad_norm_high_steps=4)), []
+    for step in range(1, 12):
+        metrics = StepMetrics(step, step, 3.0, 100.0, 1e-3, None, 0, True, None, 1.0, 0.0)
+        said += [(finding.code, finding.step) for finding in health.observe_step(metrics)]
+    assert said == [("grad-norm-high", 9)]
+
+
+def test_overfitting_is_so_many_rises_while_the_training_loss_falls() -> None:
+    config = HealthConfig(overfit_evaluations=3)
+    rising = [(3.0, 2.0), (3.1, 1.9), (3.2, 1.8), (3.3, 1.7)]
+    assert overfitting(rising, config) is not None
+    assert overfitting(rising[1:], config) is None
+    assert overfitting([*rising[:3], (3.3, 2.0)], config) is None
+    assert overfitting([*rising[:2], (3.1, 1.8), rising[3]], config) is None
 
 
 def test_an_evaluation_is_compared_with_the_training_since_the_last_one() -> None:

@@ -17,6 +17,7 @@ from minimind.training.deepspeed_config import resolve
 from minimind.training.engine import Engine
 from minimind.training.lr_options import choose_rates, parse, rates_at, with_rate
 from minimind.training.lr_sweep import main, rising, run
+from minimind.training.run_lock import RunLock
 from tests.support import CPU, DS_CONFIGS, run_ranks, tiny_config
 
 MODEL = (
@@ -67,6 +68,17 @@ def test_a_sweep_recommends_the_rate_that_learns(
         {"lr": 1e-2, "muon_lr": pytest.approx(1e-2 * 0.02 / 3e-3)} if name == "muon.json" else {"lr": 1e-2}
     )
     assert found["recommendation"]["settings"] == wanted
+
+
+def test_a_directory_that_another_run_holds_is_refused(
+    one_rank: None, files: dict[str, Path], tmp_path: Path
+) -> None:
+    with RunLock() as other:
+        other.take(tmp_path)
+        (tmp_path / "config.yaml").write_text("theirs")
+        with pytest.raises(UserError, match="is writing there"):
+            launch("fp32.json", files, tmp_path, "--learning-rates", "1e-3,1e-2", "--steps", "20")
+        assert (tmp_path / "config.yaml").read_text() == "theirs"
 
 
 def test_a_run_of_the_sweep_equals_a_training_run(

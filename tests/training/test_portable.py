@@ -234,6 +234,9 @@ def test_a_layout_is_what_decides_the_cut() -> None:
     assert one == Layout.of({**config, "data_types": {"grad_accum_dtype": "torch.float32"}}, 1)
     assert one != Layout.of({**config, "data_types": {"grad_accum_dtype": "bf16"}}, 1)
     assert one != Layout.of(config, 2)
+    for option in ("round_robin_gradients", "parameter_alignment"):
+        moved = {**config["zero_optimization"], option: not config["zero_optimization"].get(option)}
+        assert one != Layout.of({**config, "zero_optimization": moved}, 1)
     assert str(one) == "1 rank, bf16, ZeRO stage 2"
     assert str(Layout.of(layout("fp16 2 offload").config, 2)) == "2 ranks, fp16, ZeRO stage 2, CPU offload"
 
