@@ -22,6 +22,7 @@ from minimind.training.checkpoints import all_checkpoints
 from minimind.training.engine import Engine
 from minimind.training.evaluation import Evaluation
 from minimind.training.trouble import Watch
+from tests.training.injections import overflowing
 from tests.training.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
 from tests.training.test_main import launch, records
 
@@ -256,3 +257,13 @@ def test_while_a_spike_is_open_the_checkpoint_from_before_it_is_kept(
     monkeypatch.setattr(Watch, "open_onset", open_onset)
     assert go(files, tmp_path, 6, "save_steps=1", "save_total_limit=2", "eval_file=[]") == 0
     assert [checkpoint.step for checkpoint in all_checkpoints(tmp_path)] == [6, 5, 2]
+
+
+def test_skips_in_a_row_are_not_left_until_the_next_log_line(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with overflowing(monkeypatch, lambda engine: True):  # from step 9 on
+        words = ("logging_steps=50", "recovery.non_finite_patience=3", "recovery.enabled=false")
+        assert go(files, tmp_path, 20, *words, "eval_file=[]") == 1
+    report = json.loads((tmp_path / "post_mortem.json").read_text())
+    assert (report["step"], report["trouble"]["onset"]) == (11, 9)

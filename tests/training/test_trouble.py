@@ -138,3 +138,15 @@ def test_a_watch_that_is_saved_and_loaded_comes_to_the_same_verdict(
         state: dict[str, Any] = first.state()
         second.load(state)
         assert feed(second, steps[cut:]) == expected
+
+
+def test_a_spike_heals_at_the_same_step_after_a_resume() -> None:
+    steps = spiking(100, 102)
+    whole, second = watch(), watch()
+    feed(whole, steps[:104])
+    second.load(whole.state())
+    for step in steps[104:115]:
+        assert whole.observe(step) is second.observe(step) is None
+        assert whole.open_onset() == second.open_onset()
+        assert whole.state() == second.state()
+    assert whole.open_onset() is None
