@@ -164,6 +164,7 @@ def test_no_checkpoint_is_made_of_broken_weights(
     assert "embed_tokens" in taken[0]["message"]
     assert [record["reason"] for record in records(tmp_path, "end")] == [reason]
     assert (tmp_path / "latest").read_text().strip() == f"checkpoints/step-{saved[-1]:08d}"
+    assert all(record["best"] for record in records(tmp_path, "eval")) or path != "improved"
     if reason == "finished":
         assert all(weight.isfinite().all() for weight in load_model(tmp_path)[0].state_dict().values())
 

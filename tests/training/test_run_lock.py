@@ -78,8 +78,8 @@ def test_another_name_of_the_directory_is_the_same_directory(tmp_path: Path) -> 
 def test_a_forked_child_that_outlives_a_killed_run_holds_nothing(tmp_path: Path) -> None:
     child = (
         "pid = os.fork()\n"
-        "if pid == 0:\n    sys.stdin.read()\n    os._exit(0)\n"
-        "print('held', pid, flush=True)\nimport time\ntime.sleep(600)\n"
+        "if pid == 0:\n    print('held', flush=True)\n    sys.stdin.read()\n    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
     )
     first = holding(tmp_path, child)
     first.send_signal(signal.SIGKILL)
