@@ -21,6 +21,7 @@ from minimind.training import loop
 from minimind.training.checkpoints import all_checkpoints
 from minimind.training.engine import Engine
 from minimind.training.evaluation import Evaluation
+from minimind.training.recorder import Recorder
 from minimind.training.trouble import Watch
 from tests.training.injections import overflowing
 from tests.training.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
@@ -268,3 +269,45 @@ def test_skips_in_a_row_are_not_left_until_the_next_log_line(
         assert go(files, tmp_path, 20, *words, "eval_file=[]") == 1
     report = json.loads((tmp_path / "post_mortem.json").read_text())
     assert (report["step"], report["trouble"]["onset"]) == (11, 9)
+
+
+def test_evaluations_and_saves_are_left_out_of_the_pace(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    for owner, name in (
+        (loop, "train_step"),
+        (loop, "evaluate_now"),
+        (loop, "save"),
+        (Recorder, "restart_clock"),
+    ):
+        original = getattr(owner, name)
+
+        def watched(*arguments: Any, name: str = name, original: Any = original, **options: Any) -> Any:
+            events.append(name)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+    assert go(files, tmp_path, 5, "logging_steps=50", "save_steps=2", "eval_steps=3") == 0
+    steps = " ".join(events).split("train_step")[1:]
+    assert [step.split() for step in steps] == [
+        ["restart_clock"],  # the first step is reported at once
+        ["restart_clock", "save", "restart_clock"],
+        ["restart_clock", "evaluate_now", "save", "restart_clock"],  # the first evaluation is the best
+        ["restart_clock", "save", "restart_clock"],
+        ["restart_clock", "evaluate_now", "save", "restart_clock"],
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("by_time", [True, False])
+def test_rank_0_alone_asks_for_a_planned_checkpoint(rank: int, by_time: bool) -> None:
+    clock = SimpleNamespace(due=lambda planned, writing: planned and not writing)
+    run: Any = SimpleNamespace(
+        rank=rank,
+        plan=SimpleNamespace(save_steps=10, save_by_time=by_time),
+        save_clock=clock,
+        saver=SimpleNamespace(writing=by_time),  # which the clock heeds, and an explicit save_steps does not
+    )
+    assert not loop.save_wanted(run, 9)
+    assert loop.save_wanted(run, 10) == (rank == 0 and not by_time)
