@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +20,7 @@ from minimind.tokenizer import Tokenizer
 from minimind.training import loop, saver, snapshot, space
 from minimind.training.arguments import parse
 from minimind.training.checkpoints import all_checkpoints, resolve_resume
-from minimind.training.main import exit_with, run
-from minimind.training.run_lock import FILE_NAME, RunLock
-from minimind.training.signals import StopRequest
+from minimind.training.main import run
 from tests.support import DS_CONFIGS
 
 CONFIGS = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
@@ -207,50 +204,6 @@ def test_an_error_in_training_does_not_cut_the_save_in_flight(
     with pytest.raises(ValueError, match="a bug"):
         launch("pretrain", "bf16.json", files, tmp_path, "--max-steps", "4")
     assert resolve_resume(tmp_path)[0].step == 2
-
-
-def test_two_runs_in_one_directory(
-    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def tree() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-    two, other = ("--max-steps", "2"), RunLock()
-    assert launch("pretrain", "fp32.json", files, tmp_path / "run", *two) == 0
-    with other:
-        other.take(tmp_path / "run")
-        before = tree()
-        for more in ((), ("--resume",)):
-            capsys.readouterr()
-            with pytest.raises(SystemExit) as ended:
-                exit_with(
-                    lambda more=more: launch("pretrain", "fp32.json", files, tmp_path / "run", *two, *more),
-                    debug=False,
-                    stop=StopRequest(),
-                )
-            (line,) = capsys.readouterr().err.splitlines()
-            assert ended.value.code == 2 and tree() == before
-            assert f"run: process {os.getpid()} on host {socket.gethostname()} " in line
-        assert launch("pretrain", "fp32.json", files, tmp_path / "run", *two, "--dry-run") == 0
-        assert tree() == before
-    assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "3", "--resume") == 0
-
-
-def test_a_lock_file_is_no_earlier_run_and_a_refused_run_leaves_nothing(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / FILE_NAME).write_text(
-        '{"pid": 1}'
-    )  # of a run that was killed before it wrote anything
-    assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "1") == 0
-    assert not [f for f in records(tmp_path / "run", "finding") if f["code"] == "earlier-run"]
-    assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "1") == 0
-    assert not (tmp_path / "run" / "earlier-1" / FILE_NAME).exists()
-    for more in (["--resume"], ["--train-file", "no/such.jsonl"]):
-        with pytest.raises(UserError):
-            launch("pretrain", "fp32.json", files, tmp_path / "typo", "--max-steps", "1", *more)
-        assert not (tmp_path / "typo").exists()
 
 
 def test_evaluation_changes_nothing_in_training(files: dict[str, Path], tmp_path: Path) -> None:

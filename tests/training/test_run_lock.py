@@ -17,7 +17,11 @@ import pytest
 
 from minimind.errors import UserError
 from minimind.training import run_lock
+from minimind.training.main import exit_with
 from minimind.training.run_lock import FILE_NAME, RunLock
+from minimind.training.signals import StopRequest
+from tests.training.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
+from tests.training.test_main import launch, records
 
 ROOT = Path(__file__).parents[2]
 HOLD = (
@@ -171,3 +175,47 @@ def test_what_stays_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()  # made for a run that then wrote nothing
     assert (tmp_path / "empty" / FILE_NAME).read_bytes() == b""
     assert (tmp_path / "used" / FILE_NAME).read_bytes() == b""  # names nobody who is gone
+
+
+def test_two_runs_in_one_directory(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tree() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    two, other = ("--max-steps", "2"), RunLock()
+    assert launch("pretrain", "fp32.json", files, tmp_path / "run", *two) == 0
+    with other:
+        other.take(tmp_path / "run")
+        before = tree()
+        for more in ((), ("--resume",)):
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as ended:
+                exit_with(
+                    lambda more=more: launch("pretrain", "fp32.json", files, tmp_path / "run", *two, *more),
+                    debug=False,
+                    stop=StopRequest(),
+                )
+            (line,) = capsys.readouterr().err.splitlines()
+            assert ended.value.code == 2 and tree() == before
+            assert f"run: process {os.getpid()} on host {socket.gethostname()} " in line
+        assert launch("pretrain", "fp32.json", files, tmp_path / "run", *two, "--dry-run") == 0
+        assert tree() == before
+    assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "3", "--resume") == 0
+
+
+def test_a_lock_file_is_no_earlier_run_and_a_refused_run_leaves_nothing(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / FILE_NAME).write_text(
+        '{"pid": 1}'
+    )  # of a run that was killed before it wrote anything
+    assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "1") == 0
+    assert not [f for f in records(tmp_path / "run", "finding") if f["code"] == "earlier-run"]
+    assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "1") == 0
+    assert not (tmp_path / "run" / "earlier-1" / FILE_NAME).exists()
+    for more in (["--resume"], ["--train-file", "no/such.jsonl"]):
+        with pytest.raises(UserError):
+            launch("pretrain", "fp32.json", files, tmp_path / "typo", "--max-steps", "1", *more)
+        assert not (tmp_path / "typo").exists()
