@@ -22,6 +22,9 @@ from minimind.training.snapshot import HostCopy, Snapshot
 
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
 CPU = Hardware("cpu", fp16=False, bf16=True)
+# Seconds that a test may take at most, and that it waits for an event, an answer or a process's end: the one long limit,
+# against hangs only. Never a bound on speed: the machine may be busy with twenty other things.
+PATIENCE = 1800.0
 VOCABULARY, LENGTH = 64, 24
 WORDS = [
     "the",
