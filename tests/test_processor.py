@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from minimind import hardware, ops, processor
 from minimind.hardware import choose_config, detect
-from tests.support import PATIENCE
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -70,7 +70,7 @@ def test_logits_are_those_of_the_models_own_step(
 def test_without_a_library_the_logits_are_the_same(
     missing: list[str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """"onednn": it packs fp32 only, as on a processor without AVX-512, or nothing."""
+    """ "onednn": it packs fp32 only, as on a processor without AVX-512, or nothing."""
     packs = torch.float32 if missing == ["onednn"] else None
     if "onednn" in missing:
         monkeypatch.setattr(decoding, "onednn_packs", lambda dtype: dtype == packs)
