@@ -44,7 +44,7 @@ def detect() -> Hardware:
 
     from minimind.processor import cpu_has_fast, cpu_runs_fp16
 
-    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") != "cpu":
+    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") != "cpu":  # gpu
         device = torch.cuda.get_device_properties(0)
         return Hardware(
             device_type="cuda",

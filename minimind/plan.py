@@ -74,7 +74,7 @@ def measure_tokens_per_second(
         start = time.perf_counter()
         loss: torch.Tensor = model(ids, ids, positions, torch.zeros_like(ids))
         loss.backward()
-        if device.type == "cuda":
+        if device.type == "cuda":  # gpu
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return ids.numel() / min(seconds[1:])

@@ -4,13 +4,14 @@ A pytest plugin (conftest.py registers it). Files come in the order of a hash of
 tests of a file: any choice of tests (``-k``, one file, half of the files) keeps the order that it has in the whole, so
 a failure is narrowed down with the same seed. Files stay whole, as their fixtures are.
 ``--order-seed N`` repeats an order, ``--order-seed off`` takes the files as they are written. All workers of xdist get
-the seed of the process that started them, as they get every option.
+the seed of the process that started them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    sent: dict[str, str] = getattr(config, "workerinput", {})  # in a worker of xdist
     if config.option.order_seed is None:
-        config.option.order_seed = str(secrets.randbelow(10**6))
+        config.option.order_seed = sent.get("order_seed") or str(secrets.randbelow(10**6))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of xdist, before it starts a worker."""
+    node.workerinput["order_seed"] = node.config.option.order_seed
 
 
 def describe(config: pytest.Config) -> str:

@@ -35,3 +35,10 @@ def test_a_seed_gives_an_order_that_a_part_of_the_tests_keeps() -> None:
     written, _ = collected("--order-seed", "off", *FILES)
     assert sorted(written) == sorted(whole) and written != whole
     assert {collected(*FILES[1:2])[1] for _ in range(2)} != {header}
+
+
+def test_two_workers_get_one_seed() -> None:
+    """Else xdist finds that they have collected different tests."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *FILES[1:2]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,29 @@ def test_detection_follows_what_the_operators_do(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("switches", [AVX2, OLDEST], ids=["avx2", "oldest"])
-def test_with_capabilities_switched_off_nothing_is_taken_for_native(switches: dict[str, str]) -> None:
-    """A process of its own: the libraries read the switches once."""
-    code = (
-        "import torch; from minimind import processor as p; from minimind.hardware import detect\n"
-        "print(detect().bf16, detect().fp16, p.cpu_has_fast(torch.bfloat16), p.onednn_packs(torch.bfloat16))"
+def test_with_capabilities_switched_off_nothing_is_native_and_everything_runs(
+    switches: dict[str, str],
+) -> None:
+    """In a process of its own: the libraries read the switches once."""
+    code = textwrap.dedent(
+        """
+        import torch
+        from minimind import processor
+        from minimind.hardware import detect
+        from minimind.inference.decoding import Decoder
+        from minimind.model import ModelConfig, Transformer
+
+        ids = torch.arange(16)[None]
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            model = Transformer(ModelConfig.preset("tiny", vocab_size=64)).to(dtype)
+            model(ids, ids, ids, torch.zeros_like(ids)).backward()
+            assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+            with torch.inference_mode():
+                cache = model.eval().new_cache(1, 20, None)
+                model.next_logits(ids, cache)
+                assert Decoder(model, cache)(torch.tensor([7])).isfinite().all()
+        print(detect().bf16, detect().fp16, *map(processor.cpu_has_fast, (torch.bfloat16, torch.float16)))
+        """
     )
     environment = {**os.environ, **switches, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
