@@ -2,6 +2,7 @@
 # make demo    set up, then tokenizer -> pretraining -> SFT -> ten questions on the built-in corpus
 # make test    set up, then the test suite (PYTEST="-k store" picks tests)
 # make check   set up, then lint, format and types
+# make coverage  make test, with the lines and branches that it runs; docs/testing.md tells how to read it
 #
 # PYTHON=python3.12 chooses the interpreter, EXTRAS=test,data,bnb the extras of setup.cfg,
 # PIP_FLAGS="--index-url ..." goes to every pip install (torch's own index for a chosen CUDA or the CPU build).
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c 
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := setup
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check coverage clean
 
 setup: $(STAMP)
 
@@ -40,10 +41,16 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
 
+# The table in docs/testing.md is between pytest's report and its closing line, which stays the last one.
+COVERAGE := --cov --cov-report= -p tests.coverage_table
+
+coverage:
+	$(MAKE) test PYTEST="$(COVERAGE) $(PYTEST)"
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy minimind
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*

@@ -42,7 +42,9 @@ def detect() -> Hardware:
     """
     import torch
 
-    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") != "cpu":
+    from minimind.processor import cpu_has_fast, cpu_runs_fp16
+
+    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") != "cpu":  # gpu
         device = torch.cuda.get_device_properties(0)
         return Hardware(
             device_type="cuda",
@@ -55,21 +57,11 @@ def detect() -> Hardware:
         )
     return Hardware(
         device_type="cpu",
-        fp16=_cpu_fp16(),
-        bf16=bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}),  # "bf16": Arm's name for it
+        fp16=cpu_runs_fp16(),
+        bf16=cpu_has_fast(torch.bfloat16),
         name=_cpu_name(),
         memory=memory_bytes(),
     )
-
-
-def _cpu_fp16() -> bool:
-    """DeepSpeed's own test for fp16 on a CPU (AVX512-FP16 or AMX-FP16); False where oneDNN is missing."""
-    import torch
-
-    try:
-        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    except (AttributeError, RuntimeError):
-        return False
 
 
 def _cpuinfo() -> dict[str, str]:
@@ -127,6 +119,6 @@ def choose_config(hardware: Hardware | None = None, prefix: str = "") -> tuple[P
         (
             "cpu",
             "fp32",
-        ): "the CPU has neither bf16 nor fp16 instructions: fp32 is the fastest precision on it",
+        ): "the CPU multiplies neither bf16 nor fp16 natively: fp32 is the fastest precision on it",
     }
     return CONFIG_DIRECTORY / f"{prefix}{precision}.json", reasons[hardware.device_type, precision]

@@ -52,9 +52,9 @@ def _add_weight_gradient(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
     Except in bf16 on a CPU that multiplies it: its product is twice as fast as fp32's and gives bf16. The sum over a
     chunk is rounded there, as a linear layer's weight gradient is, before it is added to the others in fp32.
     """
-    if grad.device.type == "cuda" and grad.dtype != torch.float32:
+    if grad.device.type == "cuda" and grad.dtype != torch.float32:  # gpu
         total += torch.mm(grad.t(), hidden, out_dtype=torch.float32)
-    elif grad.device.type == "cuda":
+    elif grad.device.type == "cuda":  # gpu
         total.addmm_(grad.t(), hidden)
     elif grad.dtype == torch.float16:  # also where it is native: the sum over a chunk may overflow
         total += weight_gradient(grad.float(), hidden.float())

@@ -2,7 +2,7 @@
 model keeps them.
 
 The states equal what real engines hold (``tests/test_plan.py`` counts their tensors). Weakness: activations are
-within a few percent on a CPU in fp32 and unchecked on GPUs, where a compiler may keep fewer.
+within a few percent on a CPU and unchecked on GPUs, where a compiler may keep fewer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minimind.config import RunConfig
+from minimind.hardware import Hardware
 from minimind.model_config import ModelConfig
 from minimind.training.deepspeed_config import OptimizerSpec, Resolved
 
@@ -21,6 +22,9 @@ STATE_BYTES = {
     "Lion": (4.0, 4.0),
     "Muon": (4.0, 8.0),  # momentum; AdamW for embeddings and norms
 }
+
+
+ANY_GPU = Hardware("cuda", fp16=True, bf16=True)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def estimate_memory(
     resolved: Resolved,
     micro_batch_size: int | None = None,
     state_bytes: float | None = None,
-    device_type: str = "cuda",
+    hardware: Hardware = ANY_GPU,
 ) -> Memory:
     """Memory of one rank. ``state_bytes``: measured bytes of optimizer state by parameter (default: the table)."""
     count, world = run.model.num_parameters(), resolved.world_size
@@ -85,8 +89,8 @@ def estimate_memory(
         update_copy=0 if resolved.offload else round(update_copy),
         buckets=(2 if half else 4) * min(bucket, count),
         activations=tokens
-        * activation_bytes_per_token(run.model, half, run.gradient_checkpointing, device_type),
-        logits=_logits_bytes(run.model, tokens, device_type),
+        * activation_bytes_per_token(run.model, resolved.precision, run.gradient_checkpointing, hardware),
+        logits=_logits_bytes(run.model, tokens, hardware.device_type),
         host=round(moved),
     )
 
@@ -113,11 +117,14 @@ def _gradient_bytes(resolved: Resolved, count: int, share: float) -> float:
 
 
 def activation_bytes_per_token(
-    model: ModelConfig, half: bool, checkpointing: bool = False, device_type: str = "cuda"
+    model: ModelConfig, precision: str, checkpointing: bool = False, hardware: Hardware = ANY_GPU
 ) -> int:
-    """What a forward pass keeps for one token. With checkpointing: one input by layer and one whole layer."""
-    layer = _layer_numbers_cpu(model, half) if device_type == "cpu" else _layer_numbers(model)
-    size = 2 if half else 4
+    """What a forward pass in ``precision`` keeps for one token. With checkpointing: one input by layer and one whole
+    layer.
+    """
+    cpu = hardware.device_type == "cpu"
+    layer = _layer_numbers_cpu(model, precision, hardware.bf16) if cpu else _layer_numbers(model)
+    size = 4 if precision == "fp32" else 2
     if checkpointing:
         return size * (model.num_hidden_layers * model.hidden_size + layer)
     return size * model.num_hidden_layers * layer
@@ -135,12 +142,17 @@ def _layer_numbers(model: ModelConfig) -> int:
     return 4 * model.hidden_size + 3 * queries + 3 * keys + 3 * model.intermediate_size
 
 
-def _layer_numbers_cpu(model: ModelConfig, half: bool) -> int:
-    """As recompute.py leaves it: two norms' inputs, queries, keys and values after rotation, the attention's output
-    (in fp32 also as its kernel keeps it), gate and up. Half precision that the processor only emulates keeps more."""
+def _layer_numbers_cpu(model: ModelConfig, precision: str, native_bf16: bool) -> int:
+    """As recompute.py leaves it: two norms' inputs, queries, keys and values after rotation, the attention's output,
+    gate and up. The attention that ``attention.fastest`` chooses: in native bf16 it keeps nothing else; otherwise it is
+    in fp32, so that in half precision its three inputs take the room of two numbers each, and keeps its own output."""
     queries, keys = _widths(model)
-    outputs = queries if half else 2 * queries
-    return 2 * model.hidden_size + queries + 2 * keys + outputs + 2 * model.intermediate_size
+    inputs, outputs = queries + 2 * keys, queries
+    if precision == "fp32":
+        outputs += queries
+    elif precision == "fp16" or not native_bf16:
+        inputs, outputs = 2 * inputs, outputs + 2 * queries
+    return 2 * model.hidden_size + inputs + outputs + 2 * model.intermediate_size
 
 
 def _logits_bytes(model: ModelConfig, tokens: int, device_type: str) -> int:

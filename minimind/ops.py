@@ -17,7 +17,6 @@ Weakness: gradients of these functions cannot themselves be differentiated.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -25,15 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-
-@functools.cache
-def cpu_has_fast(dtype: torch.dtype) -> bool:
-    """Whether this processor multiplies matrices of ``dtype`` natively (fp32 always does)."""
-    if dtype == torch.bfloat16:
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    if dtype == torch.float16:
-        return torch.cpu._is_amx_fp16_supported()
-    return True
+from minimind.processor import cpu_has_fast, linear_pointwise, onednn_multiplies
 
 
 def through_fp32(x: Tensor) -> bool:
@@ -53,10 +44,9 @@ def hand_written(x: Tensor) -> bool:
 
 
 def _fp32_product(x: Tensor, weight: Tensor) -> Tensor:
-    if x.device.type == "cpu" and torch.backends.mkldnn.is_available() and not torch.compiler.is_compiling():
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and onednn_multiplies(x.dtype):
         # The same precision; torch itself would ask MKL, which is slow on AMD's processors.
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-        return product
+        return linear_pointwise(x, weight)
     return F.linear(x, weight)
 
 

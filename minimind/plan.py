@@ -17,7 +17,7 @@ from pathlib import Path
 from minimind.config import RunConfig, load_run_config
 from minimind.errors import UserError
 from minimind.hardware import Hardware, detect
-from minimind.memory import Memory, body_parameters, estimate_memory
+from minimind.memory import ANY_GPU, Memory, body_parameters, estimate_memory
 from minimind.model_config import ModelConfig
 from minimind.training.deepspeed_config import OptimizerSpec, Resolved, resolve
 
@@ -74,7 +74,7 @@ def measure_tokens_per_second(
         start = time.perf_counter()
         loss: torch.Tensor = model(ids, ids, positions, torch.zeros_like(ids))
         loss.backward()
-        if device.type == "cuda":
+        if device.type == "cuda":  # gpu
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return ids.numel() / min(seconds[1:])
@@ -114,14 +114,14 @@ def _size(count: float) -> str:
 
 
 def largest_micro_batch(
-    run: RunConfig, resolved: Resolved, memory: int, state_bytes: float, device_type: str = "cuda"
+    run: RunConfig, resolved: Resolved, memory: int, state_bytes: float, hardware: Hardware = ANY_GPU
 ) -> int:
     """The largest micro-batch whose peak, with the reserve, stays within ``memory``; 0 if not even one row
     does.
     """
 
     def fits(rows: int) -> bool:
-        return estimate_memory(run, resolved, rows, state_bytes, device_type).peak + RESERVE <= memory
+        return estimate_memory(run, resolved, rows, state_bytes, hardware).peak + RESERVE <= memory
 
     low, high = 0, 1
     while high < 2**20 and fits(high):
@@ -203,7 +203,7 @@ def run_plan(
     )
     resolved = resolve(deepspeed_config, run, num_gpus, hardware, run.emulate_fp16)
     state_bytes = measure_state_bytes(resolved.optimizer, run.model)
-    memory = estimate_memory(run, resolved, state_bytes=state_bytes, device_type=hardware.device_type)
+    memory = estimate_memory(run, resolved, state_bytes=state_bytes, hardware=hardware)
     speed = (
         measure_tokens_per_second(run, resolved, here) if device_memory is None and num_gpus == 1 else None
     )
@@ -232,7 +232,7 @@ def _verdict(
 ) -> tuple[bool, str]:
     if hardware.memory is None:
         return True, "n/a: the device's memory is unknown; give --device-memory"
-    rows = largest_micro_batch(run, resolved, hardware.memory, state_bytes, hardware.device_type)
+    rows = largest_micro_batch(run, resolved, hardware.memory, state_bytes, hardware)
     need = memory.peak + RESERVE + (memory.host if hardware.device_type == "cpu" else 0)
     room = f"{_size(need)} of {_size(hardware.memory)} (with 1 GiB set aside)"
     if need <= hardware.memory:

@@ -1,4 +1,4 @@
-"""Shared by all tests: a cache of their own and a tiny corpus."""
+"""Shared by all tests: their order, their one time limit, a cache of their own and a tiny corpus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+from tests.waiting import PATIENCE
+
+pytest_plugins = ["tests.order"]
+
+# A busy machine may take any time for an example.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.timeout is None:  # pytest-timeout reads it next
+        config.option.timeout = PATIENCE
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,7 @@ import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from minimind.launching import free_port
 from minimind.model import Transformer
 from minimind.training.saver import Saver
 from minimind.training.snapshot import HostCopy, Snapshot
+from tests.waiting import PATIENCE
 
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
 CPU = Hardware("cpu", fp16=False, bf16=True)
@@ -112,31 +114,49 @@ def split(batch: RowBatch, micro: int, rank: int = 0, world: int = 1) -> list[Ro
     return [batch.rows(start, start + micro) for start in starts]
 
 
-def run_ranks(world: int, work: Callable[..., Any], *arguments: Any, timeout: float = 240) -> list[Any]:
-    """``work(*arguments)`` in ``world`` processes joined over gloo; the results by rank. Raises what a rank raised."""
-    context = multiprocessing.get_context("spawn")
-    queue, port = context.Queue(), str(free_port())
+def run_ranks(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """``work(*arguments)`` in ``world`` processes joined over gloo; the results by rank. Raises what a rank raised, and
+    for a rank that died without a word."""
+    context, port = multiprocessing.get_context("spawn"), str(free_port())
+    pipes = [context.Pipe(duplex=False) for _ in range(world)]
     processes = [
-        context.Process(target=_rank, args=(queue, rank, world, port, work, arguments), daemon=True)
+        context.Process(target=_rank, args=(pipes[rank][1], rank, world, port, work, arguments), daemon=True)
         for rank in range(world)
     ]
-    for process in processes:
+    for process, (_, sender) in zip(processes, pipes, strict=True):
         process.start()
-    results: dict[int, Any] = {}
+        sender.close()  # the rank alone holds it now: its death ends the pipe
     try:
-        for _ in range(world):
-            rank, result, error = queue.get(timeout=timeout)
-            if error:
-                raise AssertionError(f"rank {rank}:\n{error}")
-            results[rank] = pickle.loads(result)
+        results = _answers({receiver: rank for rank, (receiver, _) in enumerate(pipes)})
+        for process in processes:
+            process.join(20)  # their end is no part of a test: what has answered may be killed
     finally:
         for process in processes:
-            process.join(timeout=20)
             process.kill()
     return [results[rank] for rank in range(world)]
 
 
-def _rank(queue: Any, rank: int, world: int, port: str, work: Callable[..., Any], arguments: Any) -> None:
+def _answers(ranks: dict[Connection, int]) -> dict[int, Any]:
+    """The results by rank, in the order of their arrival, so that one rank's error is not kept waiting by another."""
+    results: dict[int, Any] = {}
+    while ranks:
+        ready = wait(list(ranks), timeout=PATIENCE)
+        assert ready, f"no answer from ranks {sorted(ranks.values())} in {PATIENCE:.0f} s"
+        for receiver in ready:
+            rank = ranks.pop(receiver)
+            try:
+                result, error = receiver.recv()
+            except EOFError:
+                result, error = None, "died without a word"
+            if error:
+                raise AssertionError(f"rank {rank}:\n{error}")
+            results[rank] = pickle.loads(result)
+    return results
+
+
+def _rank(
+    answer: Connection, rank: int, world: int, port: str, work: Callable[..., Any], arguments: Any
+) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=port, OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
@@ -145,9 +165,9 @@ def _rank(queue: Any, rank: int, world: int, port: str, work: Callable[..., Any]
 
         start_processes(emulate_fp16=True)
         # pickled here: torch would share tensors by file descriptors of a process that is about to end
-        queue.put((rank, pickle.dumps(work(*arguments)), None))
+        answer.send((pickle.dumps(work(*arguments)), None))
     except BaseException:  # reported to the parent, which fails the test
-        queue.put((rank, None, traceback.format_exc()))
+        answer.send((None, traceback.format_exc()))
 
 
 class OneRank:

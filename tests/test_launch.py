@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from minimind.training.arguments import parse
 from minimind.training.main import run
 from minimind.training.metrics import read_metrics
 from tests.support import DS_CONFIGS, run_ranks
+from tests.waiting import PATIENCE, wait_for
 
 ROOT = Path(__file__).parents[1]
 MODEL = (
@@ -50,12 +50,12 @@ def test_two_ranks_through_the_launcher_train_as_one_process_does(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
     two = start(arguments("fp32.json", files, tmp_path / "two", "--max-steps", "4"), ranks=2)
-    output, _ = two.communicate(timeout=240)
+    output, _ = two.communicate(timeout=PATIENCE)
     assert two.returncode == 0, output
     halved = ["--max-steps", "4", "--set", "per_device_train_batch_size=8"]
     one = start([word if word != SETTINGS[-1] else "save_steps=4" for word in
                  arguments("fp32.json", files, tmp_path / "one", *halved)])  # fmt: skip
-    output, _ = one.communicate(timeout=240)
+    output, _ = one.communicate(timeout=PATIENCE)
     assert one.returncode == 0, output
     curves = [[line["loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl") if line["kind"] == "train"]
               for name in ("one", "two")]  # fmt: skip
@@ -82,7 +82,7 @@ def test_every_shipped_json_runs_on_two_ranks(files: dict[str, Path], tmp_path: 
 @pytest.mark.slow
 def test_a_wrong_command_is_one_line_and_exit_code_2(files: dict[str, Path], tmp_path: Path) -> None:
     process = start(arguments("fp32.json", files, tmp_path, "--set", "learning_rat=1"), ranks=2)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert output.count("error: ") == 1 and 'did you mean "learning_rate"' in output
     assert "Traceback" not in output
@@ -96,14 +96,14 @@ def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(
     process = start(words, ranks=2)
     wait_for_steps(process, tmp_path, 3)
     os.kill(rank_pid(process, rank=1), signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
     last = steps(tmp_path)[-1]
     assert (tmp_path / "latest").read_text().strip() == f"checkpoints/step-{last:08d}"
     resumed = start(
         [*words[:-2], "--set", f"save_steps={last + 2}", "--max-steps", str(last + 2), "--resume"], ranks=2
     )
-    output, _ = resumed.communicate(timeout=120)
+    output, _ = resumed.communicate(timeout=PATIENCE)
     assert resumed.returncode == 0, output
     assert steps(tmp_path) == list(range(1, last + 3))
 
@@ -121,18 +121,15 @@ def test_no_rank_outlives_its_launcher(victim: str, files: dict[str, Path], tmp_
         process.terminate()  # DeepSpeed has no handler for it
     else:
         ranks[0].parent().kill()
-    _, alive = psutil.wait_procs(ranks, timeout=60)
-    process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(ranks, timeout=PATIENCE)
+    process.communicate(timeout=PATIENCE)
     assert not alive
     last = steps(tmp_path)[-1]
     assert (tmp_path / "latest").read_text().strip() == f"checkpoints/step-{last:08d}"
 
 
 def wait_for_steps(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while not (out / "metrics.jsonl").exists() or len(steps(out)) < count:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.2)
+    wait_for(lambda: (out / "metrics.jsonl").exists() and len(steps(out)) >= count, process)
 
 
 def rank_pid(process: subprocess.Popen[str], rank: int) -> int:
@@ -155,6 +152,6 @@ def test_python_alone_is_one_rank(files: dict[str, Path], tmp_path: Path) -> Non
         *arguments("fp32.json", files, tmp_path, "--max-steps", "2"),
     ]
     result = subprocess.run(command, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True,
-                            text=True, timeout=240)  # fmt: skip
+                            text=True, timeout=PATIENCE)  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     assert json.loads((tmp_path / "final" / "config.json").read_text())["vocab_size"] == 400

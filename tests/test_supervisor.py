@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,10 @@ import psutil
 import pytest
 
 from minimind.launching import free_port
+from minimind.supervisor import has_pending_stop
 from minimind.training.checkpoints import all_checkpoints, problem
 from tests.test_launch import ROOT, arguments, rank_pid, steps, wait_for_steps
+from tests.waiting import PATIENCE, wait_for
 
 STOPS = {name: getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP")}
 VICTIMS = ("supervisor", "runner", "launcher", "rank 0", "rank 1")
@@ -51,10 +51,10 @@ def pid_of(victim: str, process: subprocess.Popen[str]) -> int:
     return rank_pid(process, int(victim[-1]))
 
 
-def finish(process: subprocess.Popen[str], family: list[psutil.Process], seconds: float = 90) -> str:
-    """The output; nothing of the family is left, and it does not take longer than ``seconds``."""
-    output, _ = process.communicate(timeout=seconds)
-    _, alive = psutil.wait_procs(family, timeout=5)
+def finish(process: subprocess.Popen[str], family: list[psutil.Process]) -> str:
+    """The output; nothing of the family is left."""
+    output, _ = process.communicate(timeout=PATIENCE)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert not alive, output
     return output
 
@@ -96,13 +96,13 @@ def test_a_second_ctrl_c_ends_at_once(files: dict[str, Path], tmp_path: Path) ->
     process = start(arguments("fp32.json", files, tmp_path, *LONG))
     wait_for_steps(process, tmp_path, 1)
     family = family_of(process)
-    for rank in (0, 1):  # so that the first Ctrl-C has no effect for now
-        os.kill(rank_pid(process, rank), signal.SIGSTOP)
+    ranks = [rank_pid(process, rank) for rank in (0, 1)]
+    for pid in ranks:  # so that the first Ctrl-C has no effect for now
+        os.kill(pid, signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
-    time.sleep(1)
-    assert process.poll() is None
+    wait_for(lambda: all(map(has_pending_stop, ranks)), process)  # the first one has been handed on
     process.send_signal(signal.SIGINT)
-    output = finish(process, family, 20)
+    output = finish(process, family)
     assert process.returncode == 130, output
 
 
@@ -115,7 +115,7 @@ def test_kill_9_is_no_success_and_leaves_nobody(
     wait_for_steps(process, tmp_path, 2)
     family = family_of(process)
     os.kill(pid_of(victim, process), signal.SIGKILL)
-    output = finish(process, family, 60)  # launch.py gives the others 30 seconds
+    output = finish(process, family)
     assert process.returncode == code, output
     if victim == "launcher":
         assert_one_complete_checkpoint(tmp_path)
@@ -132,7 +132,7 @@ def test_a_stop_while_data_are_prepared_ends_all_with_0(tmp_path: Path, files: d
     wait_for(lambda: any(has_opened(child, pipe) for child in family_of(process)), process)
     family = family_of(process)
     os.kill(pid_of("rank 1", process), signal.SIGTERM)
-    output = finish(process, family, 40)
+    output = finish(process, family)
     os.close(held)
     assert process.returncode == 0, output
     assert output.count("before the first step: nothing was trained") == 1
@@ -142,10 +142,3 @@ def test_a_stop_while_data_are_prepared_ends_all_with_0(tmp_path: Path, files: d
 def has_opened(process: psutil.Process, path: Path) -> bool:
     descriptors = Path(f"/proc/{process.pid}/fd")
     return any(link.exists() and link.readlink() == path for link in descriptors.glob("*"))
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.2)

@@ -29,11 +29,13 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from minimind import attention
 from minimind.model import KVCache, Layer, RMSNorm, Transformer
 from minimind.ops import cpu_has_fast, rope_tables, rotate, swiglu
+from minimind.processor import fbgemm_holds_half, linear_pointwise, onednn_packs, reorder
 
 PAYS_FROM = 32  # new tokens
 ROWS = 16  # what the weights are laid out for
@@ -43,8 +45,8 @@ def decode_step(model: Transformer, cache: KVCache, count: int) -> Callable[[Ten
     """The fastest step for ``count`` more tokens a row: last tokens ``[B]`` -> logits ``[B, output_size]``."""
     weight = model.output_weight
     native = weight.dtype in (torch.float32, torch.bfloat16) and cpu_has_fast(weight.dtype)
-    can_pack = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    if can_pack and native and count >= PAYS_FROM:
+    can_pack = weight.device.type == "cpu" and native and onednn_packs(weight.dtype)
+    if can_pack and count >= PAYS_FROM:
         return Decoder(model, cache)
     return lambda tokens: model.next_logits(tokens[:, None], cache)
 
@@ -64,13 +66,22 @@ class Packed:
 
     def __init__(self, weight: Tensor) -> None:
         self.dtype = weight.dtype
-        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        self.weight: Tensor = reorder(weight, ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x.to(self.dtype), self.weight, None, "none", [], ""
-        )
-        return product
+        return linear_pointwise(x.to(self.dtype), self.weight)
+
+
+class Plain:
+    """By torch, in fp32, where the processor or the build has neither of the others."""
+
+    scale = 1.0
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
 
 
 class HeldInHalf:
@@ -102,9 +113,12 @@ def half_exponent(weight: Tensor) -> int | None:
 def product(*weights: Tensor) -> Product:
     """The fastest product by ``weights``, stacked along O, that rounds no weight."""
     stacked = torch.cat(weights).detach()
-    has_fbgemm = torch.backends.quantized.engine in ("x86", "fbgemm")
-    exponent = half_exponent(stacked) if stacked.dtype == torch.float32 and has_fbgemm else None
-    return Packed(stacked) if exponent is None else HeldInHalf(stacked, exponent)
+    if not onednn_packs(stacked.dtype):  # bf16 without AVX-512: fp32 holds it exactly
+        stacked = stacked.float()
+    exponent = half_exponent(stacked) if stacked.dtype == torch.float32 and fbgemm_holds_half() else None
+    if exponent is not None:
+        return HeldInHalf(stacked, exponent)
+    return Packed(stacked) if onednn_packs(stacked.dtype) else Plain(stacked)
 
 
 class Norm:

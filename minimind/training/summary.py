@@ -31,7 +31,7 @@ def summarize(
     arguments: argparse.Namespace,
 ) -> RunSummary:
     """Collect the numbers that `Metrics.header` prints and keeps."""
-    memory = estimate_memory(config, resolved, device_type=hardware.device_type)
+    memory = estimate_memory(config, resolved, hardware=hardware)
     return RunSummary(
         kind=kind,
         model=next((name for name, preset in PRESETS.items() if preset == config.model), "custom"),

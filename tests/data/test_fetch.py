@@ -20,6 +20,7 @@ import pytest
 from minimind.data import fetch as module
 from minimind.data.fetch import fetch
 from minimind.errors import UserError
+from tests.waiting import PATIENCE, wait_for
 
 LIBRARIES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
 REPOSITORIES = {"huggingface": "jingyaogong/minimind_dataset", "modelscope": "gongjy/minimind_dataset"}
@@ -70,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(CONTENT[: 3 << 20])
             self.wfile.flush()
             self.server.halfway.set()
-            time.sleep(120)
+            time.sleep(PATIENCE)
             return
         self.wfile.write(CONTENT[start:])
 
@@ -145,10 +146,7 @@ def test_a_killed_download_goes_on_where_it_stopped(hub: StandIn, kind: str, tmp
     process = subprocess.Popen(
         [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
     )
-    assert hub.halfway.wait(120)
-    deadline = time.monotonic() + 30
-    while not _partial(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: hub.halfway.is_set() and _partial(tmp_path), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / FILE).exists()

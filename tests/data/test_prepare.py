@@ -28,6 +28,7 @@ from minimind.data.store import StoreWriter, TokenStore
 from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer
 from tests.support import WORDS
+from tests.waiting import PATIENCE, wait_for
 
 
 @pytest.fixture
@@ -335,7 +336,7 @@ def test_two_at_once_do_not_collide(
 
     def slow(*arguments: Any, **named: Any) -> Any:
         entered.set()
-        assert release.wait(30)
+        assert release.wait(PATIENCE)
         return encode(*arguments, **named)
 
     monkeypatch.setattr(module, "encode_chunk", slow)
@@ -347,15 +348,13 @@ def test_two_at_once_do_not_collide(
 
     first = threading.Thread(target=run, args=(0,))
     first.start()
-    assert entered.wait(30)
+    assert entered.wait(PATIENCE)
     second = threading.Thread(target=run, args=(1,))
     second.start()
-    deadline = time.monotonic() + 30
-    while not said[1] and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: said[1] or not second.is_alive())
     release.set()
-    first.join(30)
-    second.join(30)
+    first.join(PATIENCE)
+    second.join(PATIENCE)
     assert stores[0] == stores[1]
     assert len([line for line in said[0] if line.startswith("prepared")]) == 1
     assert len(said[1]) == 1
@@ -373,7 +372,7 @@ def killed(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> Path:
         from minimind.data import store
         from minimind.data.prepare import prepare
         from minimind.tokenizer import Tokenizer
-        store.StoreWriter.finish = lambda *_: (print("here", flush=True), time.sleep(60))
+        store.StoreWriter.finish = lambda *_: (print("here", flush=True), time.sleep({PATIENCE}))
         prepare([{str(path)!r}], Tokenizer.load({str(tokenizer.path)!r}), cache_dir=Path({str(cache)!r}))
         """
     )
@@ -460,7 +459,7 @@ def test_processes_that_prepare_the_same_file_make_one_store(
     larger: Path, cache: Path, tokenizer: Tokenizer
 ) -> None:
     running = [process(larger, cache, tokenizer) for _ in range(3)]
-    said = [started.communicate(timeout=120)[1] for started in running]
+    said = [started.communicate(timeout=PATIENCE)[1] for started in running]
     assert [started.returncode for started in running] == [0, 0, 0]
     assert sum("prepared 6,000 of 6,000 records" in text for text in said) == 1
     (store,) = [entry for entry in (cache / "stores").iterdir() if entry.is_dir()]
@@ -472,7 +471,7 @@ def test_a_disk_that_takes_no_more_ends_it_with_one_line_and_no_debris(
 ) -> None:
     """A file may not grow beyond the limit: the operating system's own error, in the middle of a write."""
     started = process(larger, cache, tokenizer, limit=100_000)
-    _, said = started.communicate(timeout=120)
+    _, said = started.communicate(timeout=PATIENCE)
     assert started.returncode == 1
     assert said.startswith("error: ")
     assert "File too large; free space or name another place" in said

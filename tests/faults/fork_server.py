@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from minimind.launching import free_port
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 LATE = ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.ops.adam")
-PATIENCE = 240  # seconds an attempt may take: less than one, but the first may compile DeepSpeedCPUAdam
 
 
 class ForkServer:
@@ -42,7 +42,7 @@ class ForkServer:
     def __exit__(self, *exception: object) -> None:
         assert self._process.stdin
         self._process.stdin.close()  # serve() ends at the end of its input
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=PATIENCE)
 
     def run(
         self, words: Sequence[str], out: Path, fault: dict[str, Any] | None, ranks: int = 1

@@ -25,6 +25,7 @@ from minimind.inference.generation import generate
 from minimind.model import ModelConfig, Transformer
 from minimind.training.metrics import read_metrics
 from tests.support import DS_CONFIGS
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda")
@@ -116,7 +117,7 @@ def launch(
     words += ["--resume", str(resume)] if resume else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, str(ROOT / "launch" / "pretrain.py"), *words], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=280)  # fmt: skip
+                          capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return [line["loss"] for line in read_metrics(out / "metrics.jsonl") if line["kind"] == "train"]
 

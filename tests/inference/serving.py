@@ -14,6 +14,7 @@ import uvicorn
 from minimind.inference.app import make_app
 from minimind.inference.server import listen
 from minimind.tokenizer import Tokenizer
+from tests.waiting import PATIENCE
 
 POSITIONS = 100
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -30,7 +31,9 @@ class Running:
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
         self.thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self.thread.start()
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE, trust_env=False
+        )
 
     def post(self, path: str, **body: Any) -> Any:
         return self.client.post(path, json=body)
@@ -45,7 +48,7 @@ class Running:
     def close(self) -> None:
         self.client.close()
         self.server.should_exit = True
-        self.thread.join(timeout=20)
+        self.thread.join(timeout=PATIENCE)
         assert not self.thread.is_alive()
 
 
@@ -79,10 +82,3 @@ def content(events: list[Any]) -> str:
     return "".join(
         event["choices"][0]["delta"].get("content", "") for event in events[:-1] if event["choices"]
     )
-
-
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "did not happen in 20 s"
-        time.sleep(0.01)

@@ -28,8 +28,8 @@ from tests.inference.serving import (  # noqa: E402
     Running,
     Speech,
     content,
-    wait_for,
 )  # fmt: skip
+from tests.waiting import PATIENCE, wait_for  # noqa: E402
 
 
 def test_a_chat_answer_is_what_generate_makes(api: Running, model: Transformer, tokenizer: Tokenizer) -> None:
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_ends_its_answer(
     speech = Speech(tokenizer, "river ", forever=True)
     monkeypatch.setattr(answers, "generate", speech)
     body = json.dumps({**HELLO, "stream": stream}).encode()
-    with socket.create_connection(("127.0.0.1", api.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=PATIENCE) as connection:
         about = ["Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
         connection.sendall("\r\n".join([f"POST {CHAT} HTTP/1.1", *about, "", ""]).encode() + body)
         wait_for(lambda: speech.said > 5)
@@ -182,7 +182,7 @@ def test_answers_are_made_one_at_a_time(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE)
     assert texts == ["The river runs past the hill."] * 4
     assert len(speech.calls) == 4 and speech.most_active == 1
 

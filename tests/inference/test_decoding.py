@@ -21,18 +21,15 @@ from minimind.inference.decoding import (
 )
 from minimind.inference.generation import generate
 from minimind.model import KVCache, ModelConfig, RMSNorm, Transformer
+from minimind.processor import fbgemm_holds_half, onednn_packs
 
 CONFIG = ModelConfig.preset(
     "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8,
     max_position_embeddings=60, initializer_range=0.3,
 )  # fmt: skip
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # of the largest logit; bf16 keeps 8 bits
-needs_fbgemm = pytest.mark.skipif(
-    torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="FBGEMM holds weights in fp16"
-)
-needs_packing = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="oneDNN packs the weights"
-)
+needs_fbgemm = pytest.mark.skipif(not fbgemm_holds_half(), reason="FBGEMM holds weights in fp16")
+needs_packing = pytest.mark.skipif(not onednn_packs(torch.float32), reason="oneDNN packs the weights")
 
 
 def started(model: Transformer, rows: int, padded: bool) -> KVCache:
@@ -44,7 +41,6 @@ def started(model: Transformer, rows: int, padded: bool) -> KVCache:
     return cache
 
 
-@needs_packing
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("dtype", "saved"), [(dtype, dtype) for dtype in TOLERANCE] + [(torch.float32, torch.bfloat16)]
@@ -66,6 +62,26 @@ def test_logits_are_those_of_the_models_own_step(
         assert ours.shape == plain.shape == (rows, 50)
         assert (ours - plain).abs().max() < TOLERANCE[dtype] * plain.abs().max()
     assert cache.length == other.length
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("missing", [["onednn"], ["fbgemm"], ["onednn", "fbgemm"]])
+def test_without_a_library_the_logits_are_the_same(
+    missing: list[str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "onednn": it packs fp32 only, as on a processor without AVX-512, or nothing."""
+    packs = torch.float32 if missing == ["onednn"] else None
+    if "onednn" in missing:
+        monkeypatch.setattr(decoding, "onednn_packs", lambda dtype: dtype == packs)
+    if "fbgemm" in missing:
+        monkeypatch.setattr(decoding, "fbgemm_holds_half", lambda: False)
+    model = Transformer(CONFIG, seed=1).to(dtype).eval()
+    cache = started(model, 2, padded=True)
+    other = copy.deepcopy(cache)
+    tokens = torch.tensor([7, 8])
+    ours, plain = Decoder(model, cache)(tokens).float(), model.next_logits(tokens[:, None], other).float()
+    assert (ours - plain).abs().max() < TOLERANCE[dtype] * plain.abs().max()
 
 
 @pytest.mark.parametrize("saved", [torch.bfloat16, torch.float16])

@@ -19,6 +19,7 @@ pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 
 from tests.inference.serving import CHAT, HELLO  # noqa: E402
+from tests.waiting import PATIENCE  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_ctrl_c_ends_an_answer_and_the_server_with_exit_code_0(directory: Path) 
         line = process.stdout.readline()
         assert line.startswith("tiny-model: chat page http://127.0.0.1:")
         address = line.split()[3].rstrip("/,")
-        with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False) as client:
             assert client.get("/health").json() == {"status": "ok"}
             body = {**HELLO, "stream": True, "temperature": 2}
             with client.stream("POST", CHAT, json=body) as response:
@@ -45,7 +46,7 @@ def test_ctrl_c_ends_an_answer_and_the_server_with_exit_code_0(directory: Path) 
                 next(lines)
                 process.send_signal(signal.SIGINT)
                 list(lines)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert (process.returncode, out, err) == (0, "", "")

@@ -34,7 +34,7 @@ def main() -> None:
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(server.listening_address + path, data, headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        return json.load(opener.open(request, timeout=60))
+        return json.load(opener.open(request, timeout=task["patience"]))
 
     def complete(ids: list[int], count: int, **more: Any) -> Any:
         body = {

@@ -20,6 +20,7 @@ from minimind.inference.generation import generate
 from minimind.interop.gguf import gguf_name, save_gguf
 from minimind.model import ModelConfig, Transformer
 from minimind.tokenizer import Tokenizer, train_tokenizer
+from tests.waiting import PATIENCE
 
 gguf = pytest.importorskip("gguf")
 
@@ -131,10 +132,11 @@ def test_llama_cpp_says_and_reads_the_same(tmp_path: Path, tokenizer: Tokenizer,
     ]
     task = {
         "model": str(tmp_path / "m.gguf"), "texts": texts, "prompts": prompts,
+        "patience": PATIENCE,
         "chat": [{"role": turn.role, "content": turn.content} for turn in TURNS],
     }  # fmt: skip
     script = [sys.executable, str(Path(__file__).with_name("llama_cpp.py"))]
-    done = subprocess.run(script, input=json.dumps(task), capture_output=True, text=True, timeout=200)
+    done = subprocess.run(script, input=json.dumps(task), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = json.loads(done.stdout.splitlines()[-1])
     assert theirs["tokens"] == [tokenizer.encode(text) for text in texts]

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import signal
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ from minimind.training.arguments import parse
 from minimind.training.checkpoints import all_checkpoints, resolve_resume
 from minimind.training.main import run
 from tests.support import DS_CONFIGS
+from tests.waiting import PATIENCE
 
 CONFIGS = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
 MODEL = (
@@ -188,14 +189,15 @@ def test_a_run_that_can_not_keep_one_checkpoint_does_not_start(
 def test_an_error_in_training_does_not_cut_the_save_in_flight(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, step = snapshot.open_file, loop.train_step
+    original, step, failed = snapshot.open_file, loop.train_step, threading.Event()
 
     def slow(path: Path) -> BinaryIO:
-        time.sleep(0.5)
+        assert failed.wait(PATIENCE)
         return original(path)
 
     def broken(engine: Any, *arguments: Any, **options: Any) -> Any:
         if engine.ds.global_steps == 2:
+            failed.set()
             raise ValueError("a bug")
         return step(engine, *arguments, **options)
 

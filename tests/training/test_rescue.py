@@ -28,6 +28,7 @@ from tests.support import DS_CONFIGS, save_steps
 from tests.training.injections import POISON, dynamic_only, fp16_only, overflowing, poisoned, spiking
 from tests.training.test_main import SMALL, curve, launch, records
 from tests.training.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
+from tests.waiting import PATIENCE
 
 QUICK = [
     word
@@ -255,7 +256,7 @@ def test_under_the_launcher_on_two_ranks(
     command += ["--tokenizer", str(files["tokenizer"]), "--max-steps", steps, *SMALL, *QUICK]
     command += ["--set", "health.spike_steps=64"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stdout + done.stderr
     expected = {

@@ -24,6 +24,7 @@ from minimind.training.checkpoints import (
     resolve_resume,
 )
 from tests.support import FakeEngine, fake_saver, run_ranks, save_steps
+from tests.waiting import PATIENCE, wait_for
 
 open_file = snapshot.open_file
 SECOND = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -60,13 +61,13 @@ def test_save_returns_before_the_files_are_written(tmp_path: Path, monkeypatch: 
     def blocked(path: Path) -> BinaryIO:
         if path.name == SECOND:
             reached.set()
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE)
         return open_file(path)
 
     monkeypatch.setattr(snapshot, "open_file", blocked)
     ours = fake_saver(tmp_path)
     ours.save(20, {"step": 20}, {}, best=True)
-    assert reached.wait(60)
+    assert reached.wait(PATIENCE)
     assert (tmp_path / "checkpoints" / ".incomplete-step-00000020").is_dir()
     assert steps(tmp_path) == [10] and resolve_resume(tmp_path)[0].step == 10
     assert pointed(tmp_path / LATEST) == tmp_path / "checkpoints" / "step-00000010"
@@ -204,11 +205,8 @@ def test_what_is_no_error_of_the_disk_ends_the_run(tmp_path: Path, monkeypatch: 
         ours.finish()
     assert not ours.finish()  # raised once, and not forgotten
     ours.save(20, {}, {})
-    deadline = time.monotonic() + 60
-    with pytest.raises(ValueError, match="a bug"):  # noqa: PT012 (polled until the thread has died)
-        while time.monotonic() < deadline:
-            ours.poll()
-            time.sleep(0.01)
+    with pytest.raises(ValueError, match="a bug"):  # polled until the thread has died
+        wait_for(ours.poll)
 
 
 def test_the_limit_spares_newest_best_and_resumed_from(tmp_path: Path) -> None:
@@ -251,10 +249,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path: Path) 
     ready = tmp_path / "ready"
     process = multiprocessing.get_context("spawn").Process(target=_save_and_hang, args=(tmp_path, ready))
     process.start()
-    deadline = time.monotonic() + 120
-    while not ready.exists():
-        assert time.monotonic() < deadline and process.is_alive()
-        time.sleep(0.05)
+    wait_for(lambda: ready.exists() or not process.is_alive())
+    assert process.is_alive()
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
@@ -271,7 +267,7 @@ def _save_and_hang(run_dir: Path, ready: Path) -> None:
     def slow(path: Path) -> BinaryIO:
         if path.name == SECOND:
             ready.touch()
-            time.sleep(600)
+            time.sleep(PATIENCE)
         return open_file(path)
 
     snapshot.open_file = slow
