@@ -346,11 +346,14 @@ def serve(
         str | None,
         typer.Option(metavar="KEY", envvar="MINIMIND_API_KEY", help="ask for it as a Bearer token"),
     ] = None,
+    max_body: Annotated[
+        int | None, typer.Option(min=1024, metavar="BYTES", help="of a request at most; default: 1 MiB")
+    ] = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface, with a chat page, until Ctrl-C (docs/serving.md)."""
     from minimind.inference.server import serve as serve_model
 
-    serve_model(model, host, port, api_key)
+    serve_model(model, host, port, api_key, max_body)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minimind.findings import Finding
+from minimind.secrets import mask_text
 
 if TYPE_CHECKING:
     from minimind.config import RunConfig
@@ -160,4 +161,4 @@ def _init_options(run_dir: Path, run_config: RunConfig, run_id: str) -> dict[str
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return mask_text((str(error).strip().splitlines() or [type(error).__name__])[0])
