@@ -12,8 +12,8 @@ _VARIABLES = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MODELSCOPE
               "COMET_API_KEY", "OPENAI_API_KEY")  # fmt: skip
 # The last word of a name: --api-key, wandb.api_key, HF_TOKEN, secretKey; not --tokenizer, max_tokens, monkey
 _NAME = re.compile(
-    r"(?i)(^|[^a-z])(api[-_]?key|access[-_]?key|secret[-_]?key|key|token|secret|password|passwd|pass|auth"
-    r"|authorization|credentials?)$|[a-z](ApiKey|APIKey|Key|Token|Secret|Password)$"
+    r"(?i:(^|[^a-z])(api[-_]?key|access[-_]?key|secret[-_]?key|key|token|secret|password|passwd|pass|auth"
+    r"|authorization|credentials?))$|[a-z](ApiKey|APIKey|Key|Token|Secret|Password)$"
 )
 _FORMS = re.compile(
     r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"

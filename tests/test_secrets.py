@@ -40,4 +40,6 @@ def test_values_and_messages(monkeypatch: pytest.MonkeyPatch) -> None:
         "comet": {"api_key": "***", "project": "p"}, "list": [{"token": "***"}], "key": 3
     }  # fmt: skip
     monkeypatch.setenv("WANDB_API_KEY", "local-0123456789")
-    assert mask_text("401 for local-0123456789, Bearer abc, " + "0" * 40) == "401 for ***, Bearer ***, ***"
+    assert (
+        mask_text("401 for local-0123456789, Bearer abc or " + "0" * 40) == "401 for ***, Bearer *** or ***"
+    )

@@ -107,10 +107,11 @@ class Front:
             await self._guarded(self._ask, scope, receive, send)
 
     async def _guarded(self, work: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        upload = Upload(receive)
         try:
-            await work(scope, receive, send)
+            await work(scope, upload, send)
         except Refusal as refusal:
-            await _refuse(refusal.error, scope, receive, send)
+            await _refuse(refusal.error, scope, upload, send)
 
     async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._admit(scope)
@@ -188,6 +189,24 @@ class Front:
                 return b"".join(parts)
 
 
+class Upload:
+    """``receive``, which notes whether the body has come to its end."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.ended = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.ended = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    async def drain(self) -> None:
+        """Take what is still coming, and throw it away."""
+        while not self.ended:
+            await self()
+
+
 class Refusal(Exception):
     """A request that the engine does not hear of."""
 
@@ -228,7 +247,7 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(error: ApiError, scope: Scope, upload: Upload, send: Send) -> None:
     """Answer, then take what is still coming of the body and throw it away."""
     body = json.dumps(error.body()).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -238,10 +257,5 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
     announced = any(_values(scope, name) for name in (b"content-length", b"transfer-encoding"))
     if announced and not _values(scope, b"expect"):  # who asks before sending sends nothing now
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_drain(receive), LINGER_SECONDS)
+            await asyncio.wait_for(upload.drain(), LINGER_SECONDS)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _drain(receive: Receive) -> None:
-    while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
-        pass

@@ -1,9 +1,10 @@
 """The server's connections: uvicorn with a deadline for headers, a cap on connections and a log that can't be flooded.
 
 Contract. A connection on which the client owes something (a request, or the rest of one) is closed after
-`HEADER_SECONDS`, however slowly bytes come. At most `connections` are open, so that file descriptors are left for
-everything else; where one more arrives, the oldest on which the client owes something makes room, and where there is
-none, the new one is closed. So sockets that sit idle stop nobody.
+`HEADER_SECONDS`, however slowly bytes come, and so is one whose reader stops while its answer waits. At most
+`connections` are open, so that file descriptors are left for everything else; where one more arrives, the oldest on
+which the client owes something makes room, and where there is none, the new one is closed. So sockets that sit idle
+stop nobody.
 
 uvicorn (0.54) has neither: its limit_concurrency answers 503 once a request has been read, and a connection that says
 nothing stays open. asyncio accepts as many connections at once as its backlog, and logs a traceback for each that it
@@ -109,6 +110,7 @@ class Guarded(H11Protocol):
 
     door: Door
     _deadline: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
 
     @property
     def owes(self) -> bool:
@@ -123,6 +125,7 @@ class Guarded(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.door.leave(self)
         self._unwatch()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -132,6 +135,17 @@ class Guarded(H11Protocol):
         super().data_received(data)
         if self._answering:  # its body has a deadline of its own (front.py)
             self._unwatch()
+
+    def pause_writing(self) -> None:
+        """Its buffers are full: the client owes us reading. An answer that waits for it holds up all others."""
+        super().pause_writing()
+        self._reading = self.loop.call_later(self.door.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         try:

@@ -27,7 +27,8 @@ class Running:
         listener = listen("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
         limits = {name: options.pop(name) for name in ("connections", "header_seconds") if name in options}
-        self.server = make_server(make_app(*args, **options), **limits)
+        self.app = make_app(*args, **options)
+        self.server = make_server(self.app, **limits)
         self.thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self.thread.start()
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)

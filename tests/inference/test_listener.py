@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 
+from minimind.inference import listener  # noqa: E402
 from minimind.inference.answers import Speaker  # noqa: E402
-from minimind.inference.listener import LOG_LINES, LOG_SECONDS, FewLines  # noqa: E402
+from minimind.inference.listener import LOG_LINES, LOG_SECONDS, FewLines, make_server  # noqa: E402
+from minimind.inference.server import listen  # noqa: E402
 from minimind.model import Transformer  # noqa: E402
 from minimind.tokenizer import Tokenizer  # noqa: E402
 from tests.inference.serving import CHAT, Running  # noqa: E402
@@ -46,7 +51,10 @@ def connect(port: int) -> socket.socket:
 
 
 @pytest.mark.parametrize("start", [b"", b"GET / HT", GET, GET + b"\r\n" + GET, b"\r\n"])
-def test_half_a_request_is_closed(model: Transformer, tokenizer: Tokenizer, start: bytes) -> None:
+def test_half_a_request_is_closed(
+    model: Transformer, tokenizer: Tokenizer, start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "KEEP_ALIVE_SECONDS", 1)
     running = Running(Speaker(model, tokenizer), "tiny", header_seconds=0.2)
     with connect(running.port) as connection:
         connection.sendall(start)
@@ -66,6 +74,31 @@ def test_at_the_limit_an_idle_connection_makes_room(model: Transformer, tokenize
     for connection in idle:
         connection.close()
     running.close()
+
+
+def test_a_reader_that_stops_is_left() -> None:
+    left = threading.Event()
+
+    async def engine(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        leaving = asyncio.ensure_future(receive())
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.sleep(0)
+        left.set()
+
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    server = make_server(engine, header_seconds=0.2)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    with connect(port) as connection:
+        connection.sendall(GET + b"\r\n")
+        assert left.wait(60)
+    server.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_garbage_in_a_body_ends_the_connection(api: Running) -> None:
