@@ -59,7 +59,7 @@ class Hosts:
         if ipaddress.ip_address(address).is_loopback:
             return cls(frozenset(names))
         own = socket.gethostname().lower()
-        return cls(frozenset(names | {own, f"{own}.local", socket.getfqdn().lower()}), addresses=True)
+        return cls(frozenset(names | {own, f"{own}.local"}), addresses=True)
 
     def allow(self, authority: str) -> bool:
         """Whether ``NAME`` or ``NAME:PORT`` is one of ours; any port."""

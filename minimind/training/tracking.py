@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minimind.findings import Finding
-from minimind.secrets import mask_text
+from minimind.secrets import mask_command, mask_text
 
 if TYPE_CHECKING:
     from minimind.config import RunConfig
@@ -141,6 +142,8 @@ def _init(wandb: Any, options: dict[str, Any]) -> Any:
         silent=True,
         console="off",
         disable_git=True,  # environment.json has the revision
+        x_disable_meta=mask_command(sys.argv)
+        != sys.argv,  # it has the command line, and would upload a secret
     )
     run = wandb.init(**options, settings=settings)
     run.define_metric("step")
