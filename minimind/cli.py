@@ -11,14 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from minimind.display import complain, console, say, show_tracebacks
 from minimind.errors import UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 app = typer.Typer(
     name="minimind",
@@ -87,7 +85,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from minimind import __version__
 
-        print(f"minimind {__version__}")
+        say(f"minimind {__version__}")
         raise typer.Exit
 
 
@@ -117,7 +115,7 @@ def demo_data(directory: Path, seed: Seed = 0) -> None:
     from minimind.data.demo import write_demo
 
     write_demo(directory, seed=seed)
-    print(directory)
+    say(directory)
 
 
 @app.command("train-tokenizer")
@@ -136,7 +134,7 @@ def train_tokenizer(
     """Train a tokenizer on the texts and conversations in FILE."""
     from minimind.commands import train_tokenizer_on
 
-    print(
+    say(
         train_tokenizer_on(
             files, output, vocab_size, skip_bad=skip_bad, max_bad_ratio=max_bad_ratio, format=format,
             text_field=text_field, mapping=mapping, encoding=encoding, allow_special=allow_special,
@@ -156,7 +154,7 @@ def fetch(
     """Download one of MiniMind's own data sets."""
     from minimind.data import fetch as fetching
 
-    print(fetching.fetch(name, output, hub, endpoint))
+    say(fetching.fetch(name, output, hub, endpoint))
 
 
 @app.command()
@@ -183,7 +181,7 @@ def check(
         files, loaded, kind.value if kind else None, max_seq_length,
         fields=fields, encoding=encoding, allow_special=allow_special,
     )  # fmt: skip
-    _show(report.to_json()) if as_json else report.render(_console())
+    _show(report.to_json()) if as_json else report.render(console())
     _exit(0 if report.ok else 1)
 
 
@@ -209,7 +207,7 @@ def prepare(
     from minimind.data import prepare as preparing
     from minimind.tokenizer import Tokenizer
 
-    print(
+    say(
         preparing.prepare(
             files, Tokenizer.load(tokenizer), output, kind.value, max_seq_length,
             workers=workers, skip_bad=skip_bad, max_bad_ratio=max_bad_ratio, format=format,
@@ -257,7 +255,7 @@ def doctor(
 def launch(context: typer.Context) -> None:
     """The deepspeed command with the same words after it; stops and exit codes can be relied upon (docs/resume.md)."""
     if context.args in ([], ["--help"]):  # words after a script are its own, --help too
-        print(context.get_help())
+        say(context.get_help())
         return
     from minimind.supervisor import launch as supervise
 
@@ -334,7 +332,7 @@ def samples(
     from minimind.commands import samples_of_step
 
     for line in samples_of_step(run_dir, step):
-        print(line)
+        say(line)
 
 
 @app.command()
@@ -348,11 +346,14 @@ def serve(
         str | None,
         typer.Option(metavar="KEY", envvar="MINIMIND_API_KEY", help="ask for it as a Bearer token"),
     ] = None,
+    max_body: Annotated[
+        int | None, typer.Option(min=1024, metavar="BYTES", help="of a request at most; default: 1 MiB")
+    ] = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface, with a chat page, until Ctrl-C (docs/serving.md)."""
     from minimind.inference.server import serve as serve_model
 
-    serve_model(model, host, port, api_key)
+    serve_model(model, host, port, api_key, max_body)
 
 
 @app.command()
@@ -367,7 +368,7 @@ def export(
     """Write a model for other programs."""
     from minimind.commands import export_model
 
-    print(export_model(model, output, format.value, dtype.value if dtype else None))
+    say(export_model(model, output, format.value, dtype.value if dtype else None))
 
 
 @app.command()
@@ -378,11 +379,12 @@ def report(
     """One HTML page with the curves, findings and settings of a run, or of several side by side."""
     from minimind.report import write_report
 
-    print(write_report(runs, output))
+    say(write_report(runs, output))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit; the console script calls it without arguments."""
+    show_tracebacks()
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(run([word for word in words if word != "--debug"], debug="--debug" in words))
 
@@ -417,7 +419,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 def _wrong(message: str, code: int = 2) -> int:
     if message:
-        print("error: " + " ".join(message.split()), file=sys.stderr)
+        complain("error: " + " ".join(message.split()))
     return code
 
 
@@ -425,21 +427,15 @@ def _exit(code: int) -> None:
     raise typer.Exit(code)
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
 def _show(value: object) -> None:
     import json
 
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+    say(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def _table(values: Mapping[str, object]) -> None:
     for name, value in values.items():
-        print(f"{name:<16}{value}")
+        say(f"{name:<16}{value}")
 
 
 if __name__ == "__main__":

@@ -59,16 +59,19 @@ def ask_questions(
 
 def answers_table(answers: Sequence[Answer]) -> Table:
     """Question, right answer and the model's answer side by side, for ``rich.console.Console.print``."""
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
+
+    from minimind.display import shown
 
     right = sum(answer.right for answer in answers)
     table = Table(title=f"held-out questions: {right} of {len(answers)} right", title_justify="left")
     for heading in ("", "question", "right answer", "its answer"):
         table.add_column(heading)
     for answer in answers:
-        mark = "[green]yes[/]" if answer.right else "[red]no[/]"
-        table.add_row(mark, escape(answer.question), escape(answer.expected), escape(answer.given))
+        mark = Text("yes", "green") if answer.right else Text("no", "red")
+        texts = (answer.question, answer.expected, answer.given)
+        table.add_row(mark, *(Text(shown(text)) for text in texts))
     return table
 
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minimind.display import console, say
 from minimind.errors import UserError
 from minimind.launching import deepspeed_command, printable
 from minimind.training.console import duration
@@ -47,10 +48,7 @@ def run_demo(directory: Path) -> int:
     right = _ask(tuned, corpus)
     _compare(pretrained, corpus)
     _say(f"{right} of {QUESTIONS} right, {duration(time.monotonic() - started)} in all")
-    print(
-        f"talk with it   minimind chat {tuned}\nlook at it     minimind report {pretrained} {tuned}",
-        flush=True,
-    )
+    say(f"talk with it   minimind chat {tuned}\nlook at it     minimind report {pretrained} {tuned}")
     return 0 if right >= PASS else 1
 
 
@@ -102,7 +100,7 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
     """Run in the foreground; the exit code, as a shell counts it, and 1 if it was stopped before it was finished."""
     from minimind.hardware import detect
 
-    print(f"$ {printable(command)}", flush=True)
+    say(f"$ {printable(command)}")
     environment = dict(os.environ)
     if detect().device_type == "cpu":
         environment.setdefault(
@@ -117,14 +115,12 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
 
 def _ask(run_dir: Path, corpus: Path) -> int:
     """Ask held-out questions, print each with the right answer and the model's; how many were right."""
-    from rich.console import Console
-
     from minimind.demo import answers_table, ask_questions, read_conversations
     from minimind.inference.generation import load_model
 
     model, tokenizer = load_model(run_dir)
     answers = ask_questions(model, tokenizer, read_conversations(corpus / "sft_eval.jsonl"), QUESTIONS)
-    Console().print(answers_table(answers))
+    console().print(answers_table(answers))
     return sum(answer.right for answer in answers)
 
 
@@ -133,13 +129,10 @@ def _compare(run_dir: Path, corpus: Path) -> None:
     floor = json.loads((corpus / "floor.json").read_text(encoding="utf-8"))["nats_per_byte"]
     reached = nats_per_byte(read_metrics(run_dir / FILE_NAME))
     if reached is None:
-        print("held-out loss n/a: the run did not evaluate", flush=True)
+        say("held-out loss n/a: the run did not evaluate")
         return
     ratio = reached / floor
-    print(
-        f"held-out loss {reached:.4f} nats a byte, entropy floor {floor:.4f}: {ratio:.3f} times the floor",
-        flush=True,
-    )
+    say(f"held-out loss {reached:.4f} nats a byte, entropy floor {floor:.4f}: {ratio:.3f} times the floor")
 
 
 def nats_per_byte(records: Any) -> float | None:
@@ -149,4 +142,4 @@ def nats_per_byte(records: Any) -> float | None:
 
 
 def _say(text: str) -> None:
-    print(f"== {text}", flush=True)
+    say(f"== {text}")

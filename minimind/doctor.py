@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from minimind.config import load_run_config
+from minimind.display import say
 from minimind.errors import UserError
 from minimind.hardware import Hardware, choose_config, detect
 from minimind.training.deepspeed_config import Resolved, resolve
@@ -256,7 +257,7 @@ def run_doctor(
     overrides: Sequence[str] = (),
     num_gpus: int = 1,
     output_dir: Path = Path("runs"),
-    show: Callable[[str], None] = print,
+    show: Callable[[str], None] = say,
 ) -> int:
     """Print every check; returns 1 if one is bad, else 0. Raises UserError if the config file does not exist."""
     checks = [check_python(), *check_packages(), check_launcher()]

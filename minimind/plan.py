@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minimind.config import RunConfig, load_run_config
+from minimind.display import say
 from minimind.errors import UserError
 from minimind.hardware import Hardware, detect
 from minimind.memory import ANY_GPU, Memory, body_parameters, estimate_memory
@@ -223,7 +224,7 @@ def run_plan(
         lines.append((finding.code, f"{finding.message}: {finding.advice}"))
     fits, verdict = _verdict(run, resolved, memory, hardware, state_bytes)
     for label, text in [*lines, ("verdict", verdict)]:
-        print(f"{label:<18}{text}")
+        say(f"{label:<18}{text}")
     return 0 if fits else 1
 
 

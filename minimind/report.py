@@ -18,6 +18,7 @@ from typing import Any
 
 from minimind.errors import UserError
 from minimind.report_charts import COLOURS, Line, chart
+from minimind.secrets import mask_command, mask_text, mask_values
 from minimind.training.console import NA, count, duration, number
 from minimind.training.metrics_file import FILE_NAME, read_metrics
 
@@ -85,7 +86,7 @@ def load_run(path: Path, index: int = 0) -> RunData:
             f"{directory / FILE_NAME}: {error.strerror}: give the output directory of a training run"
         ) from None
     texts = {
-        name: (directory / name).read_text("utf-8", "replace")
+        name: _shareable(name, (directory / name).read_text("utf-8", "replace"))
         for name in FILES
         if (directory / name).is_file()
     }
@@ -102,6 +103,21 @@ def load_run(path: Path, index: int = 0) -> RunData:
         end=ends[-1] if ends and records[-1]["kind"] == "end" else None,
         texts=texts,
     )
+
+
+def _shareable(name: str, text: str) -> str:
+    """A file's text as it may be passed on: no uncommitted changes (older runs have them there), secrets masked."""
+    if not name.endswith(".json"):
+        return mask_text(text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return "not JSON: left out, for it may hold what should not be passed on"
+    if name == "environment.json" and isinstance(value, dict):
+        value.pop("git_diff", None)
+        if isinstance(value.get("command"), list):
+            value["command"] = mask_command([str(word) for word in value["command"]])
+    return json.dumps(mask_values(value), indent=2, ensure_ascii=False)
 
 
 def _of(records: Iterable[Record], kind: str) -> list[Record]:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from minimind.display import complain
 from minimind.errors import UserError
 from minimind.launching import find_launcher
 from minimind.training.parents import PR_SET_PDEATHSIG, children, environment, prctl
@@ -70,7 +71,7 @@ class Supervisor:
         if self.killed:
             return 0 if self._interrupts < 2 else 128 + signal.SIGINT
         if code == 0 and orphans:
-            print("error: launch.py was killed; the ranks have stopped", file=sys.stderr)
+            complain("error: launch.py was killed; the ranks have stopped")
             return 1
         return 128 - code if code < 0 else code
 
@@ -79,7 +80,7 @@ class Supervisor:
         self.asked = True
         ranks = set(self._ranks())
         if not ranks and not self.told:
-            print("stopped before any rank was started", file=sys.stderr)
+            complain("stopped before any rank was started")
             self.kill()
         tell(sorted(ranks - self.told))
         self.told |= ranks

@@ -1,7 +1,8 @@
 """Generation on a terminal: text printed as it is made, and a conversation of any length.
 
 Contract. Only whole characters are printed. A conversation that outgrows the model's positions loses its oldest
-turns, never the system message or the last question. Ctrl-C ends the answer that is being made, not the chat.
+turns, never the system message or the last question. Ctrl-C ends the answer that is being made, not the chat. A
+terminal is shown control characters and never sent them; a file or a pipe gets the text as it is.
 
 Known weakness: each answer reads the whole conversation again; the KV cache lives as long as one answer.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from minimind.display import Shown
 from minimind.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Sampling:
 
 def continue_text(path: Path, prompt: str, sampling: Sampling, out: TextIO | None = None) -> None:
     """Print `prompt` and what the model makes of it. Raises UserError for a path without a model."""
-    out = out or sys.stdout
+    to = Shown(out or sys.stdout)
     model, tokenizer = _load(path)
     prompt_ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     limit = model.config.max_position_embeddings
@@ -43,8 +45,8 @@ def continue_text(path: Path, prompt: str, sampling: Sampling, out: TextIO | Non
         raise UserError(
             f"the prompt has {len(prompt_ids)} tokens, the model's limit is {limit}: give a shorter one"
         )
-    out.write(prompt)
-    answer(model, tokenizer, prompt_ids, [tokenizer.eos_id], sampling, out)
+    to.write(prompt)
+    answer(model, tokenizer, prompt_ids, [tokenizer.eos_id], sampling, to)
 
 
 def chat_loop(
@@ -57,11 +59,11 @@ def chat_loop(
     """Talk until /exit or the end of input. Raises UserError for a path without a model."""
     from minimind.chat import Turn
 
-    out = out or sys.stdout
+    to = Shown(out or sys.stdout)
     model, tokenizer = _load(path)
     start = [Turn("system", system)] if system else []
     turns = list(start)
-    out.write(f"{path}: {model.config.num_parameters():,} parameters. /reset starts over, /exit ends.\n")
+    to.write(f"{path}: {model.config.num_parameters():,} parameters. /reset starts over, /exit ends.\n")
     while (question := _question(ask)) is not None:
         if question == "/reset":
             turns = list(start)
@@ -72,7 +74,7 @@ def chat_loop(
             turns, tokenizer, model.config.max_position_embeddings - sampling.max_new_tokens
         )
         stop = [tokenizer.im_end_id, tokenizer.eos_id]
-        turns.append(Turn("assistant", answer(model, tokenizer, prompt_ids, stop, sampling, out)))
+        turns.append(Turn("assistant", answer(model, tokenizer, prompt_ids, stop, sampling, to)))
 
 
 def answer(
@@ -81,7 +83,7 @@ def answer(
     prompt_ids: list[int],
     stop_ids: Iterable[int],
     sampling: Sampling,
-    out: TextIO,
+    out: Shown,
 ) -> str:
     """Generate, print while it goes, and return the text. Ctrl-C ends it early."""
     from minimind.inference.generation import generate
@@ -91,7 +93,6 @@ def answer(
     def emit(text: str) -> None:
         parts.append(text)
         out.write(text)
-        out.flush()
 
     stops = set(stop_ids)
     try:

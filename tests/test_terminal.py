@@ -115,6 +115,25 @@ def test_continue_text_prints_the_prompt_and_whole_characters(
     assert out.getvalue() == "The river 龘 runs\n"
 
 
+def test_a_terminal_is_shown_what_a_model_writes(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for out, expected in (
+        (Screen(), "\\x1b[2J a\\u009b\\x1b]0;b\\x07\n"),
+        (io.StringIO(), "\x1b[2J a\x9b\x1b]0;b\x07\n"),
+    ):
+        use(monkeypatch, Speaker(tokenizer, [" a\x9b\x1b]0;b\x07"]))
+        continue_text(Path("run"), "\x1b[2J", Sampling(), out)
+        assert out.getvalue() == expected
+        use(monkeypatch, Speaker(tokenizer, [" a\x9b\x1b]0;b\x07"]))
+        chat_loop(Path("\x1b[2Jrun"), None, Sampling(), talk("one", "/exit"), out)
+        assert ("\x1b" in out.getvalue()) != out.isatty()
+
+
 def test_a_prompt_beyond_the_models_positions(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Speaker(tokenizer, []), Model(positions=8))
     with pytest.raises(UserError, match="the model's limit is 8"):

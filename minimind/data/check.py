@@ -26,6 +26,7 @@ from minimind.data.encoding import Document, Options, Reject, document_of, encod
 from minimind.data.packing import pack
 from minimind.data.sources import Chunk, Record, Source, chunks_of, container, expand
 from minimind.data.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
+from minimind.display import shown
 from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer
 
@@ -109,7 +110,7 @@ class CheckReport:
         for report in self.files:
             show(report, self.max_seq_length, console)
         if self.ignored:
-            console.print(f"left out, unknown type: {', '.join(self.ignored)}", markup=False)
+            console.print(f"left out, unknown type: {shown(', '.join(self.ignored))}", markup=False)
 
 
 def check_files(

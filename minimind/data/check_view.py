@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from minimind.display import shown
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,16 +20,16 @@ _SHOWN = 20
 
 def show(report: FileReport, max_seq_length: int, console: Console) -> None:
     """One file's table, then its first bad lines, then a sample."""
-    table = Table(title=Text(report.path), title_justify="left", show_header=False)
+    table = Table(title=Text(shown(report.path)), title_justify="left", show_header=False)
     for name, value in _rows(report, max_seq_length):
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(shown(value)))
     console.print(table)
     for line in report.bad[:_SHOWN]:
-        console.print(Text(f"  {line}", "red"), soft_wrap=True)
+        console.print(Text(f"  {shown(line)}", "red"), soft_wrap=True)
     if report.rejected > _SHOWN:
         console.print(f"  ... and {report.rejected - _SHOWN:,} more; --json lists the first 1,000")
     if report.sample:
-        parts = [(text, "green" if trainable else "dim") for text, trainable in report.sample]
+        parts = [(shown(text), "green" if trainable else "dim") for text, trainable in report.sample]
         console.print(Text.assemble(("sample, trained tokens in green: ", "bold"), *parts))
 
 

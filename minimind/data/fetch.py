@@ -4,7 +4,11 @@ Contract: the file lies under its name only after its SHA-256 equals the one tha
 broken download goes on where it stopped when the command is run again. No network, a missing library, an
 unknown name or a wrong checksum is a ``UserError`` of one line.
 
-Known weakness: the names and the repositories are MiniMind's of 2025 (pretrain_hq.jsonl 1.6 GB,
+Nothing here needs an account, so no token is sent, neither to the hub nor to where it redirects. Addresses are https,
+or plain http on this machine; a redirect elsewhere (ftp, file, plain http) is not followed.
+
+Known weakness: the hubs' libraries follow redirects of the index by their own rules, and modelscope sends the cookie of
+a login to its hub; the names and the repositories are MiniMind's of 2025 (pretrain_hq.jsonl 1.6 GB,
 sft_mini_512.jsonl 1.2 GB); should upstream rename a file, the message lists what the repository holds.
 """
 
@@ -12,6 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import ipaddress
+import os
 import shutil
 import urllib.error
 import urllib.parse
@@ -19,9 +25,10 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minimind.errors import UserError
+from minimind.secrets import mask_text
 
 DATASETS: Mapping[str, str] = {
     "pretrain_hq": "pretrain_hq.jsonl",
@@ -52,6 +59,7 @@ def fetch(name: str, output: Path, hub: str | None = None, endpoint: str | None 
     if name not in DATASETS:
         raise UserError(f"{name}: no such data set; one of {', '.join(DATASETS)}")
     file, hub = DATASETS[name], _chosen(hub)
+    _check_address(_address(hub, endpoint))
     with _explained(hub, file):
         library = _hugging_face(endpoint) if hub == "huggingface" else _modelscope(endpoint)
         expected = library.checksum(file)
@@ -80,19 +88,76 @@ def _chosen(hub: str | None) -> str:
     raise UserError(f"downloading needs {' or '.join(wanted)}: pip install {wanted[0]}")
 
 
+def _address(hub: str, endpoint: str | None) -> str:
+    """Where the hub is."""
+    if hub == "modelscope":
+        return endpoint or "https://www.modelscope.cn"
+    return endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def _check_address(url: str) -> None:
+    """Refuse what can be read and changed on its way, and what is no HTTP. Raises UserError."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        scheme, host = parts.scheme, parts.hostname or ""
+    except ValueError:
+        scheme, host = "", ""
+    if scheme == "https" and host:
+        return
+    shown = mask_text(url)
+    if scheme == "http" and host:
+        if _is_loopback(host):
+            return
+        raise UserError(f"{shown}: plain http is for this machine only: give an address with https://")
+    raise UserError(f"{shown}: not an address of a hub: give one with https://")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """To https, or within this machine; urllib itself would follow to ftp, and from https to http."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urllib.parse.urlsplit(newurl).scheme != "https":
+            if req.type == "https":
+                raise UserError(f"{mask_text(newurl)}: a redirect from https to this is not followed")
+            _check_address(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """HTTP and nothing else: no ftp, no file, no data."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.UnknownHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        _Redirects(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
 def _hugging_face(endpoint: str | None) -> _Hub:
     from huggingface_hub import HfApi, hf_hub_url
 
     repository = _REPOSITORIES["huggingface"]
+    hub = HfApi(endpoint=endpoint, token=False)  # False: not even the token of HF_TOKEN or of a login
 
     def checksum(file: str) -> str | None:
-        entries = HfApi(endpoint=endpoint).get_paths_info(repository, file, repo_type="dataset")
+        entries = hub.get_paths_info(repository, file, repo_type="dataset")
         return next((entry.lfs.sha256 for entry in entries if getattr(entry, "lfs", None)), None)
 
     def names() -> list[str]:
-        return [
-            entry.path for entry in HfApi(endpoint=endpoint).list_repo_tree(repository, repo_type="dataset")
-        ]
+        return [entry.path for entry in hub.list_repo_tree(repository, repo_type="dataset")]
 
     def download(file: str, output: Path) -> None:
         _resume(hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint), output / file)
@@ -110,7 +175,7 @@ def _resume(url: str, target: Path) -> None:
     have = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with _opener().open(request, timeout=60) as answer:
             with partial.open("ab" if answer.status == 206 else "wb") as file:
                 shutil.copyfileobj(answer, file, 1 << 20)
             if answer.length:  # what the server promised and did not send
@@ -125,7 +190,7 @@ def _modelscope(endpoint: str | None) -> _Hub:
     from modelscope.hub.api import HubApi
 
     repository = _REPOSITORIES["modelscope"]
-    address = endpoint or "https://www.modelscope.cn"
+    address = _address("modelscope", endpoint)
 
     def index() -> dict[str, str | None]:
         files = HubApi(endpoint=address).get_dataset_files(repository)
@@ -153,7 +218,7 @@ def _explained(hub: str, file: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = mask_text(" ".join(str(error).split()))[:200] or type(error).__name__
         other = HUBS[1 - HUBS.index(hub)]
         raise UserError(
             f"{file}: {hub} can't be reached or refused ({type(error).__name__}: {reason}); what is here is kept: "

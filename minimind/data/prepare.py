@@ -23,7 +23,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +39,7 @@ from minimind.data.encoding import Counts, Options, encode_chunk, kind_of_first
 from minimind.data.sources import Chunk, Source, chunks_of, container, expand, read_chunks
 from minimind.data.store import StoreWriter
 from minimind.data.tally import Tally
+from minimind.display import complain
 from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer
 
@@ -51,7 +51,7 @@ _U = TypeVar("_U")
 
 
 def say_on_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    complain(line)
 
 
 def default_workers() -> int:

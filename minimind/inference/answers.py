@@ -4,7 +4,8 @@ Contract. Answers are made one after the other, in the order in which they were 
 a thread pool for each thread that calls it). A piece is whole characters. No part of a stop string is ever in one.
 An answer whose reader has gone ends within a token, or, while the prompt is read, with the prompt.
 
-Weakness: a reader that neither reads nor leaves holds up the others once the buffers of its connection are full.
+Weakness: a reader that neither reads nor leaves holds up the others, once the buffers of its connection are full, until
+listener.py closes it.
 """
 
 from __future__ import annotations

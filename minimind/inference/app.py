@@ -7,22 +7,23 @@ already sent, is a last event ``data: {"error": ...}`` without ``[DONE]``.
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.concurrency import run_in_threadpool
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from minimind.chat import Turn, prompt_ids
 from minimind.inference.answers import Question, Speaker
+from minimind.inference.front import HERE, MAX_BODY, Front, Hosts
 from minimind.inference.openai_schema import ApiError, ChatRequest, CompletionRequest, Reply, describe, usage
 from minimind.inference.openai_schema import Request as AnyRequest
 
@@ -36,18 +37,27 @@ CHAT_TOKENS, COMPLETION_TOKENS = 400, 200  # as `minimind chat` and `minimind ge
 
 
 def make_app(
-    speaker: Speaker, name: str, api_key: str | None = None, stopping: Callable[[], bool] = lambda: False
-) -> FastAPI:
-    """The application that serves ``speaker`` as the model ``name``.
+    speaker: Speaker,
+    name: str,
+    api_key: str | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    hosts: Hosts = HERE,
+    max_body: int = MAX_BODY,
+) -> Front:
+    """The application that serves ``speaker`` as the model ``name``, behind its `Front`.
 
-    ``api_key``: asked for under /v1. ``stopping``: true once answers that are being made should end.
+    ``api_key``: asked for everywhere but at the page and the health check. ``hosts``: whom it answers to without a key.
+    ``max_body``: bytes of a request. ``stopping``: true once answers that are being made should end.
     """
+    return Front(_make_engine(speaker, name, stopping), api_key, hosts, max_body)
+
+
+def _make_engine(speaker: Speaker, name: str, stopping: Callable[[], bool]) -> FastAPI:
     app = FastAPI(title="MiniMind", docs_url=None, redoc_url=None, openapi_url=None)  # their pages need a CDN
-    endpoints = Endpoints(speaker, name, api_key, stopping)
-    guarded: dict[str, Any] = {"dependencies": [Depends(endpoints.check_key)], "response_model": None}
-    app.add_api_route("/v1/models", endpoints.models, methods=["GET"], **guarded)
-    app.add_api_route("/v1/chat/completions", endpoints.chat, methods=["POST"], **guarded)
-    app.add_api_route("/v1/completions", endpoints.complete, methods=["POST"], **guarded)
+    endpoints = Endpoints(speaker, name, stopping)
+    app.add_api_route("/v1/models", endpoints.models, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/chat/completions", endpoints.chat, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/completions", endpoints.complete, methods=["POST"], response_model=None)
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/", page, methods=["GET"], response_class=HTMLResponse)
     for kind, handler in HANDLERS.items():
@@ -58,22 +68,13 @@ def make_app(
 class Endpoints:
     """What is under /v1."""
 
-    def __init__(
-        self, speaker: Speaker, name: str, api_key: str | None, stopping: Callable[[], bool]
-    ) -> None:
+    def __init__(self, speaker: Speaker, name: str, stopping: Callable[[], bool]) -> None:
         self.speaker, self.name, self.stopping = speaker, name, stopping
-        self.expected = None if api_key is None else f"Bearer {api_key}".encode()
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")  # off the event loop
         self.started = int(time.time())
         self.positions = speaker.model.config.max_position_embeddings
 
-    def check_key(self, request: Request) -> None:
-        """Raises ApiError 401 unless the request has the key."""
-        given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as they came
-        if self.expected is not None and not hmac.compare_digest(given, self.expected):
-            message = "this server wants a key: send the header Authorization: Bearer KEY with the right one"
-            raise ApiError(401, message, code="invalid_api_key")
-
-    def models(self) -> dict[str, Any]:
+    async def models(self) -> dict[str, Any]:
         """The one model. ``max_model_len``, which vLLM has too: positions for prompt and answer together."""
         model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minimind",
                  "max_model_len": self.positions}  # fmt: skip
@@ -84,7 +85,7 @@ class Endpoints:
         tokenizer = self.speaker.tokenizer
         turns = [Turn(message.role, message.content) for message in body.messages]
         self._check_model(body)
-        prompt = await run_in_threadpool(prompt_ids, turns, tokenizer)
+        prompt = await self._tokenize(prompt_ids, turns, tokenizer)
         sampling = body.sampling(CHAT_TOKENS)
         question = Question(prompt, sampling, [tokenizer.im_end_id, tokenizer.eos_id], body.stop)
         return await self._respond(body, question, request, Reply(self.name, chat=True))
@@ -93,9 +94,12 @@ class Endpoints:
         """How a text goes on."""
         tokenizer = self.speaker.tokenizer
         self._check_model(body)
-        prompt = [tokenizer.bos_id, *await run_in_threadpool(tokenizer.encode, body.prompt)]
+        prompt = [tokenizer.bos_id, *await self._tokenize(tokenizer.encode, body.prompt)]
         question = Question(prompt, body.sampling(COMPLETION_TOKENS), [tokenizer.eos_id], body.stop)
         return await self._respond(body, question, request, Reply(self.name, chat=False))
+
+    async def _tokenize(self, work: Callable[..., list[int]], *arguments: Any) -> list[int]:
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
 
     def _check_model(self, body: AnyRequest) -> None:
         if body.model not in (None, self.name):
@@ -176,19 +180,18 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-def health() -> dict[str, str]:
+async def health() -> dict[str, str]:
     """The model is loaded: the server listens only then."""
     return {"status": "ok"}
 
 
-def page() -> HTMLResponse:
+async def page() -> HTMLResponse:
     """The chat page."""
     return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"Content-Security-Policy": PAGE_POLICY})
 
 
 def _error(error: ApiError) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-    return JSONResponse(error.body(), error.status, headers)
+    return JSONResponse(error.body(), error.status)
 
 
 async def _on_api_error(request: Request, error: Any) -> Response:

@@ -21,6 +21,8 @@ from minimind.inference.answers import Finish
 from minimind.terminal import Sampling
 
 MAX_STOPS = 4  # OpenAI's limit
+MAX_MESSAGES = 4096  # each has tokens of its own: no model here has room for more
+MAX_FIELDS = 64  # of an object
 LEAST_TEMPERATURE = 1e-3  # below it logits / temperature could overflow
 NEUTRAL: dict[str, Sequence[Any]] = {
     "best_of": [1],
@@ -79,7 +81,9 @@ def describe(errors: Sequence[Any]) -> ApiError:
 
 
 def _given(values: Any) -> Any:
-    """Without nulls."""
+    """Without nulls. Few, for each unknown one becomes an error that takes time."""
+    if isinstance(values, dict) and len(values) > MAX_FIELDS:
+        raise ValueError(f"has {len(values):,} fields, {MAX_FIELDS} at most are read")
     return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
 
 
@@ -99,7 +103,15 @@ def _unicode(text: str) -> str:
     return text
 
 
+def _few_messages(messages: Any) -> Any:
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise ValueError(f"has {len(messages):,} messages, {MAX_MESSAGES:,} at most are read")
+    return messages
+
+
 def _as_list(stop: Any) -> Any:
+    if isinstance(stop, list) and len(stop) > MAX_STOPS:
+        raise ValueError(f"has {len(stop):,} strings, {MAX_STOPS} at most are read")
     return [stop] if isinstance(stop, str) else stop
 
 
@@ -188,7 +200,7 @@ class Request(Strict):
 class ChatRequest(Request):
     """POST /v1/chat/completions. Defaults as `minimind chat`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], BeforeValidator(_few_messages), Field(min_length=1)]
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
 

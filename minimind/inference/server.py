@@ -7,39 +7,61 @@ that is being made ends within a token.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minimind.display import complain, say
 from minimind.errors import UserError
 
 if TYPE_CHECKING:
-    from minimind.inference.answers import Speaker
+    from minimind.inference.listener import Server
 
-LOCAL = ("127.0.0.1", "::1", "localhost")
-GRACE = 5  # seconds for connections to end; an answer takes one token of them
+KEY_VARIABLE = "MINIMIND_API_KEY"
 
 
-def serve(path: Path, host: str, port: int, api_key: str | None) -> None:
-    """Serve the model at ``path``; returns at Ctrl-C or SIGTERM.
+def serve(path: Path, host: str, port: int, api_key: str | None, max_body: int | None = None) -> None:
+    """Serve the model at ``path``; returns at Ctrl-C or SIGTERM. ``max_body``: bytes of a request, None the usual.
 
-    Raises UserError without the extra ``serve``, for a path without a model, and for an address that can't be used.
+    Raises UserError without the extra ``serve``, for a key that is none, a path without a model, and an address that
+    can't be used.
     """
+    _check_key(api_key)
     _require_extra()
     import torch
 
     from minimind.inference.answers import Speaker
+    from minimind.inference.app import make_app
+    from minimind.inference.front import MAX_BODY, Hosts
     from minimind.inference.generation import load_model
+    from minimind.inference.listener import make_server
 
-    if api_key == "":
-        raise UserError("--api-key is empty: give a key, or leave the option out")
     speaker = Speaker(*load_model(path, "cuda" if torch.cuda.is_available() else "cpu"))
     with listen(host, port) as listener:
+        hosts = Hosts.of(host, listener.getsockname()[0])
+        app = make_app(
+            speaker, model_name(path), api_key, lambda: server.should_exit, hosts, max_body or MAX_BODY
+        )
+        server = make_server(app)
         _announce(model_name(path), host, listener, api_key)
-        _run(speaker, model_name(path), listener, api_key)
+        _run(server, listener)
+
+
+def _check_key(api_key: str | None) -> None:
+    """An empty key would serve without one, unnoticed: typer takes an empty variable for one that is not set."""
+    source = "--api-key" if api_key is not None else KEY_VARIABLE
+    key = os.environ.get(KEY_VARIABLE) if api_key is None else api_key
+    if key is None:
+        return
+    if not key.strip():
+        raise UserError(f"{source} is empty: give a key, or leave it out")
+    if key != key.strip() or not key.isprintable():
+        raise UserError(
+            f"{source} has blanks around it or control characters in it: no request could send it"
+        )
 
 
 def _require_extra() -> None:
@@ -50,15 +72,10 @@ def _require_extra() -> None:
         raise UserError(f"{error.name} is missing: pip install 'minimind-deepspeed[serve]'") from error
 
 
-def _run(speaker: Speaker, name: str, listener: socket.socket, api_key: str | None) -> None:
-    import uvicorn
+def _run(server: Server, listener: socket.socket) -> None:
+    from minimind.inference.listener import log_few_lines
 
-    from minimind.inference.app import make_app
-
-    app = make_app(speaker, name, api_key, stopping=lambda: server.should_exit)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE, lifespan="off")
-    )
+    log_few_lines()
     # uvicorn ends in order and then raises the signal again, for the handler that was there before.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
@@ -86,6 +103,6 @@ def listen(host: str, port: int) -> socket.socket:
 def _announce(name: str, host: str, listener: socket.socket, api_key: str | None) -> None:
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}"
-    print(f"{name}: chat page {address}/, OpenAI interface {address}/v1. Ctrl-C ends.", flush=True)
-    if host not in LOCAL and api_key is None:
-        print("note: everyone who reaches this address can use it; --api-key asks for a key", file=sys.stderr)
+    say(f"{name}: chat page {address}/, OpenAI interface {address}/v1. Ctrl-C ends.")
+    if api_key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+        complain("note: everyone who reaches this address can use it; --api-key asks for a key")

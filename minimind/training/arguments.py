@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from minimind.data.conversations import Kind
+from minimind.display import complain
 
 # Options that are fields of RunConfig; each is None unless given, so that the YAML's value stands.
 _CONFIG_OPTIONS = (
@@ -23,6 +24,15 @@ _CONFIG_OPTIONS = (
     "allow_special",
     "emulate_fp16",
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """Names in its errors come from the command line, where a glob puts any file's name."""
+
+    def error(self, message: str) -> NoReturn:
+        """Usage and ``message`` on stderr, and exit code 2."""
+        complain(f"{self.format_usage()}{self.prog}: error: {message}")
+        self.exit(2)
 
 
 def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
@@ -43,9 +53,9 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def common_parser(script: str) -> argparse.ArgumentParser:
+def common_parser(script: str) -> Parser:
     """The options of every launch script: configuration, data, output."""
-    parser = argparse.ArgumentParser(prog=f"deepspeed launch/{script}.py", allow_abbrev=False)
+    parser = Parser(prog=f"deepspeed launch/{script}.py", allow_abbrev=False)
     parser.add_argument(
         "--deepspeed_config", type=Path, required=True, help="DeepSpeed JSON, see ds_configs/"
     )

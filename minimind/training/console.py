@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from minimind.display import console as showing_console
+from minimind.display import shown
 from minimind.findings import Finding
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ class ConsoleLog:
     def __init__(self, total_steps: int, logging_steps: int, console: Console | None = None) -> None:
         self._total = total_steps
         self._every = logging_steps
-        self._out = console or Console(highlight=False, soft_wrap=True)
+        self._out = console or showing_console(soft_wrap=True)
         self._live: Live | None = None
         self._printed: set[tuple[str, str]] = set()
 
@@ -201,11 +203,11 @@ class ConsoleLog:
         """Message and advice; the same words are printed once in a run."""
         if (finding.code, finding.message) in self._printed:
             return
-        self._printed.add((finding.code, finding.message))
+        self._printed.add((finding.code, shown(finding.message)))
         where = f" at step {finding.step}" if finding.step is not None else ""
-        self._out.print(Text.assemble((f"! {finding.code}{where}: ", "yellow"), finding.message))
+        self._out.print(Text.assemble((f"! {finding.code}{where}: ", "yellow"), shown(finding.message)))
         if finding.advice:
-            self._out.print(f"  advice: {finding.advice}", style="dim", markup=False)
+            self._out.print(f"  advice: {shown(finding.advice)}", style="dim", markup=False)
 
     def close(self, summary: RunSummary | None, ending: Ending) -> None:
         """Where the run ended, where its model is, and what to type next."""
@@ -231,7 +233,7 @@ class ConsoleLog:
 
     def _print_rows(self, rows: Iterable[tuple[str, str]]) -> None:
         for label, text in rows:
-            self._out.print(Text.assemble((f"  {label:<10}", "cyan"), text))
+            self._out.print(Text.assemble((f"  {label:<10}", "cyan"), shown(text)))
 
 
 def _line(fields: Iterable[tuple[str, str]], style: str = "dim") -> Text:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +39,7 @@ from deepspeed.runtime import bf16_optimizer, compiler
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import nn
 
+from minimind.display import complain
 from minimind.launching import free_port
 from minimind.training.control import Control
 from minimind.training.cpu_adam import announce_build
@@ -350,7 +350,7 @@ def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimiz
 
 def _say_on_first(line: str) -> None:
     if dist.get_rank() == 0:
-        print(line, file=sys.stderr, flush=True)
+        complain(line)
 
 
 def _forget_bias_corrections(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from minimind.config import RunConfig, load_run_config
 from minimind.data.batches import Batches, prefetch
+from minimind.display import console
 from minimind.hardware import Hardware, detect
 from minimind.training import setup
 from minimind.training.arguments import config_options
@@ -120,7 +121,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     )
     batches = setup.make_batches(data, config, base)
     steps = arguments.steps or (RANGE_STEPS if arguments.range_test else SWEEP_STEPS)
-    bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, Console())
+    bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, console())
     for finding in [*base.findings, *notes]:
         if finding.code != "scheduler-deepspeed":
             bench.say(f"! {finding.code}: {finding.message}")

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from minimind.config import RunConfig, load_run_config
 from minimind.data.conversations import Kind
+from minimind.display import complain, say
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware, detect
@@ -55,9 +56,9 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
         code = work()
     except UserError as error:
         if debug:
-            traceback.print_exc()
+            complain(traceback.format_exc().rstrip())
         elif os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
+            complain(f"error: {error}")
         code = 2
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
@@ -198,7 +199,7 @@ def end_dry_run(
 ) -> int:
     """Show the learning rate over the run, and train nothing."""
     if engine.rank == 0 and resolved.scheduler is None:
-        print(*schedule_lines(plan, engine.lr / plan.schedule.factor(progress.step)), sep="\n")
+        say("\n".join(schedule_lines(plan, engine.lr / plan.schedule.factor(progress.step))))
     metrics.close(None, reason="dry run")
     return 0
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware
 from minimind.memory import checkpoint_bytes
+from minimind.secrets import mask_values
 from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training import space
 from minimind.training.checkpoints import (
@@ -32,22 +29,12 @@ from minimind.training.checkpoints import (
     restore_best,
 )
 from minimind.training.deepspeed_config import Resolved
+from minimind.training.provenance import environment, write_diff
 from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import write_rollbacks
 from minimind.training.resume import Start
 
-PACKAGES = (
-    "torch",
-    "deepspeed",
-    "sentencepiece",
-    "numpy",
-    "pydantic",
-    "safetensors",
-    "wandb",
-    "bitsandbytes",
-)
 PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json")  # what a run makes
-MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
 
 
 def open_directory(
@@ -88,10 +75,11 @@ def write_run_files(
     with _writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         write_durably(run_dir / "config.yaml", config.dump_yaml())
-        write_durably(run_dir / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
+        write_durably(run_dir / "ds_config.json", json.dumps(mask_values(ds_config), indent=2) + "\n")
         if not copy.exists() or copy.read_bytes() != tokenizer.model_bytes:
             copy.write_bytes(tokenizer.model_bytes)
         write_durably(run_dir / "environment.json", json.dumps(environment(hardware), indent=2) + "\n")
+        write_diff(run_dir)
 
 
 @contextmanager
@@ -129,41 +117,3 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
         path.rename(target / path.name)
     message = f"{run_dir} holds {what} now in {target}"
     return [Finding("earlier-run", message, f"delete them if they are not needed{advice}")]
-
-
-def environment(hardware: Hardware) -> dict[str, Any]:
-    """Versions, command line, git revision and uncommitted diff, hardware: what it takes to run this again."""
-    return {
-        "command": sys.argv,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "git_revision": _git("rev-parse", "HEAD"),
-        "git_diff": (_git("diff", "HEAD") or "")[:MAX_DIFF],
-        "hardware": hardware.describe(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _git(*arguments: str) -> str | None:
-    """Output of git in this checkout; None outside a checkout or without git."""
-    root = Path(__file__).resolve().parents[2]
-    try:
-        result = subprocess.run(
-            ["git", *arguments],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-            errors="replace",
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()

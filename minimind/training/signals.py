@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 
+from minimind.display import complain
 from minimind.training.parents import siblings
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -122,4 +122,4 @@ def tell(processes: list[int]) -> None:
 def say_stopped(name: str) -> None:
     """One line, from rank 0."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"stopped by {name} before the first step: nothing was trained", file=sys.stderr, flush=True)
+        complain(f"stopped by {name} before the first step: nothing was trained")

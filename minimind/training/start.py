@@ -17,12 +17,14 @@ import os
 import sys
 from typing import NoReturn
 
+from minimind.display import show_tracebacks
 from minimind.training.parents import end_with_launcher
 from minimind.training.signals import StoppedEarly, StopRequest, ignore, say_stopped
 
 
 def start(module: str, *arguments: str) -> NoReturn:
     """Import ``module`` and exit through its ``main(*arguments, stop=...)``."""
+    show_tracebacks()
     stop, code = StopRequest(), 0
     try:
         stop.install().watch()

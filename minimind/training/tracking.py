@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minimind.findings import Finding
+from minimind.secrets import mask_command, mask_text
 
 if TYPE_CHECKING:
     from minimind.config import RunConfig
@@ -140,6 +142,8 @@ def _init(wandb: Any, options: dict[str, Any]) -> Any:
         silent=True,
         console="off",
         disable_git=True,  # environment.json has the revision
+        x_disable_meta=mask_command(sys.argv)
+        != sys.argv,  # it has the command line, and would upload a secret
     )
     run = wandb.init(**options, settings=settings)
     run.define_metric("step")
@@ -160,4 +164,4 @@ def _init_options(run_dir: Path, run_config: RunConfig, run_id: str) -> dict[str
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return mask_text((str(error).strip().splitlines() or [type(error).__name__])[0])

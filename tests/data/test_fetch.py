@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +39,8 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.index_name, self.digest, self.stall = FILE, hashlib.sha256(CONTENT).hexdigest(), False
         self.ranges: list[str | None] = []
+        self.sent: list[object] = []
+        self.redirect: str | None = None  # where the first download is sent to
         self.halfway = threading.Event()
 
     @property
@@ -53,6 +57,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._headers(200, len(CONTENT))
 
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
+        self.server.sent.append(list(getattr(self, "headers", {}).items()))
+        return parsed
+
     def do_GET(self) -> None:
         if "/tree/" in self.path:
             self._json([self._entry()])
@@ -65,6 +74,13 @@ class Handler(BaseHTTPRequestHandler):
             return
         asked = self.headers.get("Range")
         self.server.ranges.append(asked)
+        if (target := self.server.redirect) is not None:
+            self.server.redirect = None
+            self.send_response(302)
+            self.send_header("Location", target)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         start = int(re.findall(r"\d+", asked)[0]) if asked else 0
         self._headers(206 if asked else 200, len(CONTENT) - start)
         if self.server.stall and not asked:
@@ -181,6 +197,54 @@ def test_no_network_is_one_line(kind: str, tmp_path: Path) -> None:
     ) as caught:
         fetch("pretrain_hq", tmp_path, kind, "http://127.0.0.1:9")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://mirror.example", "http://127.0.0.1.evil.example", "http://localhost@evil.example", "ftp://127.0.0.1/",
+     "file:///etc", "data:,x", "mirror.example", "https://", "http://[::1", "//127.0.0.1", "HTTP://10.0.0.1"],
+)  # fmt: skip
+def test_an_address_that_is_not_safe_is_refused(
+    address: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="https://"):
+        fetch("pretrain_hq", tmp_path, kind, address)
+    if kind == "huggingface":
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        with pytest.raises(UserError, match="https://"):
+            fetch("pretrain_hq", tmp_path, kind)
+
+
+def test_no_token_is_sent(hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    fetch("pretrain_hq", tmp_path, "huggingface", hub.address)
+    assert hub.ranges and "hf_secret" not in str(hub.sent) and "uthorization" not in str(hub.sent)
+
+
+@pytest.mark.parametrize(
+    "target", ["ftp://127.0.0.1/x", "file:///etc/passwd", "data:,x", "http://mirror.example/x", "//mirror.example/x"]
+)  # fmt: skip
+def test_a_redirect_to_somewhere_unsafe_is_not_followed(hub: StandIn, tmp_path: Path, target: str) -> None:
+    hub.redirect = target
+    with pytest.raises((UserError, urllib.error.HTTPError)):
+        module._resume(f"{hub.address}/file", tmp_path / "file")
+    assert not list(tmp_path.iterdir()) and hub.ranges == [None]
+
+
+def test_a_redirect_within_this_machine_is_followed(hub: StandIn, tmp_path: Path) -> None:
+    hub.redirect = f"{hub.address}/there"
+    module._resume(f"{hub.address}/file", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_redirect_from_https_to_http_is_not_followed() -> None:
+    request = urllib.request.Request("https://hub.example/x")
+    for target in ("http://127.0.0.1/x", "http://hub.example/x", "ftp://hub.example/x"):
+        with pytest.raises(UserError, match="not followed"):
+            module._Redirects().redirect_request(request, None, 302, "", {}, target)
+    followed = module._Redirects().redirect_request(request, None, 302, "", {}, "https://cdn.example/x")
+    assert followed.full_url == "https://cdn.example/x"
 
 
 def test_wrong_names_and_missing_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import uvicorn
 
 from minimind.inference.app import make_app
+from minimind.inference.listener import make_server
 from minimind.inference.server import listen
 from minimind.tokenizer import Tokenizer
 from tests.waiting import PATIENCE
@@ -27,8 +27,9 @@ class Running:
     def __init__(self, *args: Any, **options: Any) -> None:
         listener = listen("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
-        app = make_app(*args, **options)
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        limits = {name: options.pop(name) for name in ("connections", "header_seconds") if name in options}
+        self.app = make_app(*args, **options)
+        self.server = make_server(self.app, **limits)
         self.thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self.thread.start()
         self.client = httpx.Client(

@@ -159,7 +159,7 @@ def test_a_client_that_leaves_ends_its_answer(
     monkeypatch.setattr(answers, "generate", speech)
     body = json.dumps({**HELLO, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", api.port), timeout=PATIENCE) as connection:
-        about = ["Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+        about = ["Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(body)}"]
         connection.sendall("\r\n".join([f"POST {CHAT} HTTP/1.1", *about, "", ""]).encode() + body)
         wait_for(lambda: speech.said > 5)
         assert speech.active == 1

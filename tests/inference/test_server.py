@@ -70,9 +70,20 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert capsys.readouterr().err == "error: uvicorn is missing: pip install 'minimind-deepspeed[serve]'\n"
 
 
-def test_an_empty_key_is_refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["serve", str(directory), "--api-key", ""]) == 2
-    assert "--api-key is empty" in capsys.readouterr().err
+@pytest.mark.parametrize("key", ["", " ", "a\n", "a\x1bb"])
+def test_a_key_that_is_none_is_refused(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    def no_model(*_: object) -> None:
+        raise AssertionError("the model was loaded first")
+
+    monkeypatch.setattr("minimind.inference.generation.load_model", no_model)
+    assert cli.run(["serve", str(directory), "--api-key", key]) == 2
+    assert capsys.readouterr().err.startswith("error: --api-key ")
+    monkeypatch.setenv("MINIMIND_API_KEY", key)
+    assert cli.run(["serve", str(directory)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and ("MINIMIND_API_KEY" in error or "--api-key" in error)
 
 
 def test_the_models_name(tmp_path: Path) -> None:

@@ -183,3 +183,22 @@ def test_a_stuck_wandb_drops_rows_and_lets_the_run_end(
     assert not go_on.is_set()
     go_on.set()
     assert [finding.code for finding in log.findings()] == ["wandb-behind", "wandb-slow"]
+
+
+def test_a_secret_of_the_command_line_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--set", "api_key=s3cret-4711"])
+    log = WandbLog(tmp_path, _config(tmp_path, "offline"))
+    log.log({"loss": 1.0}, 1)
+    log.finish()
+    wandb.teardown()  # waits for its service process
+    files = [path for path in (tmp_path / "wandb").rglob("*") if path.is_file()]
+    assert files and all(b"s3cret-4711" not in path.read_bytes() for path in files)
+
+
+def test_what_wandb_says_is_told_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef-local")
+    assert tracking._first_line(ValueError("bad key 0123456789abcdef-local")) == "bad key ***"
