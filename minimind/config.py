@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
+from minimind.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH
 from minimind.errors import UserError
 from minimind.health_config import HealthConfig
 from minimind.model_config import PRESETS, ModelConfig
@@ -109,9 +110,9 @@ class RunConfig(BaseModel):
     tokenizer: Path | None = None
     train_file: Annotated[list[Source], BeforeValidator(_sources)] = []
     eval_file: Annotated[list[Path], BeforeValidator(_paths)] = []
-    max_seq_length: Annotated[int, Field(gt=1)] = 512
+    max_seq_length: Annotated[int, Field(gt=1)] = ROW_LENGTH
     skip_bad: bool = False
-    max_bad_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    max_bad_ratio: Annotated[float, Field(ge=0, le=1)] = MAX_BAD_RATIO
     format: str | None = None
     text_field: str | None = None
     map: Annotated[str | None, BeforeValidator(_field_map)] = None
@@ -146,7 +147,7 @@ class RunConfig(BaseModel):
 
     # Run
     seed: Annotated[int, Field(ge=0)] = 42
-    output_dir: Path = Path("runs/run")
+    output_dir: Path = OUTPUT_DIRECTORY
     logging_steps: PositiveInt = 10
     eval_steps: PositiveInt | None = None
     save_steps: PositiveInt | None = None

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minimind.defaults import FINAL
 from minimind.errors import UserError
 from minimind.launching import deepspeed_command, printable
 from minimind.training.console import duration
@@ -109,7 +110,7 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
             "DS_ACCELERATOR", "cpu"
         )  # else DeepSpeed warns, twice a command, that it found no GPU
     code = subprocess.run(command, check=False, env=environment).returncode % 256
-    if code == 0 and not (run_dir / "final").is_dir():
+    if code == 0 and not (run_dir / FINAL).is_dir():
         _say(f"{run_dir} was stopped before it was finished")
         return 1
     return code

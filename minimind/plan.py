@@ -83,10 +83,10 @@ def measure_tokens_per_second(
 def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
     """Exact if the one training file is a prepared store, else None: raw files must be tokenised to know."""
     from minimind.data.batches import Batches
-    from minimind.data.store import TokenStore
+    from minimind.data.store import MANIFEST, TokenStore
 
     files = run.train_paths
-    if len(files) != 1 or run.train_weights or not (files[0] / "manifest.json").is_file():
+    if len(files) != 1 or run.train_weights or not (files[0] / MANIFEST).is_file():
         return None
     store = TokenStore.open(files[0])
     batches = Batches(

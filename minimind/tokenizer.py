@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
+from minimind.defaults import VOCABULARY
 from minimind.errors import UserError
 
 FILE_NAME = "tokenizer.model"
@@ -220,7 +221,7 @@ class StreamDecoder:
 def train_tokenizer(
     texts: Iterable[str],
     output: str | Path,
-    vocab_size: int = 6400,
+    vocab_size: int = VOCABULARY,
     *,
     character_coverage: float = 0.995,
     sample_bytes: int = 64 << 20,

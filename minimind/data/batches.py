@@ -27,9 +27,9 @@ import torch
 from minimind.data.mixture import Mixture, Part
 from minimind.data.packing import Ints, Rows, pack, ramp, shuffled
 from minimind.data.store import TokenStore
+from minimind.defaults import IGNORE
 from minimind.tokenizer import PAD_ID
 
-IGNORE = -100  # a label that carries no loss
 NO_DOCUMENT = -1  # document id of padding
 EMPTY_ROW = -1
 _T = TypeVar("_T")

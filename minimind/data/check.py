@@ -26,6 +26,7 @@ from minimind.data.encoding import Document, Options, Reject, document_of, encod
 from minimind.data.packing import pack
 from minimind.data.sources import Chunk, Record, Source, chunks_of, container, expand
 from minimind.data.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
+from minimind.defaults import ROW_LENGTH
 from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer
 
@@ -116,7 +117,7 @@ def check_files(
     files: Sequence[Path | str],
     tokenizer: Tokenizer | None = None,
     kind: Kind | None = None,
-    max_seq_length: int = 512,
+    max_seq_length: int = ROW_LENGTH,
     *,
     fields: Fields | None = None,
     encoding: str | None = None,

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from minimind.config import RunConfig, load_run_config
 from minimind.data.conversations import Kind
+from minimind.defaults import FINAL
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware, detect
@@ -218,7 +219,7 @@ def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
     """Write ``final/`` in Hugging Face layout; all ranks call it."""
     from minimind.interop.huggingface import save_pretrained
 
-    final = config.output_dir / "final"
+    final = config.output_dir / FINAL
     if engine.rank == 0:
         save_pretrained(engine.weights(), config.model, data.tokenizer, final)
     engine.barrier()

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.defaults import POST_MORTEM
 from minimind.durable import write_durably
 from minimind.findings import Finding
 from minimind.model import Transformer
@@ -38,8 +39,6 @@ from minimind.training.recovery import (
     rate_factor,
     write_rollbacks,
 )
-
-POST_MORTEM = "post_mortem.json"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.defaults import (
+    BEST,
+    CHECKPOINTS,
+    ENVIRONMENT,
+    FINAL,
+    LATEST,
+    POST_MORTEM,
+    RECOVERY,
+    RUN_CONFIG,
+    RUN_JSON,
+)
 from minimind.durable import write_durably
 from minimind.errors import UserError
 from minimind.findings import Finding
@@ -22,7 +33,6 @@ from minimind.memory import checkpoint_bytes
 from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training import space
 from minimind.training.checkpoints import (
-    LATEST,
     Checkpoint,
     all_checkpoints,
     directories,
@@ -32,7 +42,6 @@ from minimind.training.checkpoints import (
     restore_best,
 )
 from minimind.training.deepspeed_config import Resolved
-from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import write_rollbacks
 from minimind.training.resume import Start
 
@@ -46,7 +55,7 @@ PACKAGES = (
     "wandb",
     "bitsandbytes",
 )
-PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json")  # what a run makes
+PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM)  # what a run makes
 MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
 
 
@@ -72,7 +81,7 @@ def open_directory(
             run_dir.mkdir(parents=True, exist_ok=True)
             write_rollbacks(run_dir, start.rollbacks)
     write_run_files(run_dir, config, resolved.config, hardware, tokenizer)
-    return findings + space.before_run(run_dir / "checkpoints", checkpoint_bytes(config, resolved))
+    return findings + space.before_run(run_dir / CHECKPOINTS, checkpoint_bytes(config, resolved))
 
 
 def write_run_files(
@@ -87,11 +96,11 @@ def write_run_files(
     copy = run_dir / FILE_NAME
     with _writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_durably(run_dir / "config.yaml", config.dump_yaml())
-        write_durably(run_dir / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
+        write_durably(run_dir / RUN_CONFIG, config.dump_yaml())
+        write_durably(run_dir / RUN_JSON, json.dumps(ds_config, indent=2) + "\n")
         if not copy.exists() or copy.read_bytes() != tokenizer.model_bytes:
             copy.write_bytes(tokenizer.model_bytes)
-        write_durably(run_dir / "environment.json", json.dumps(environment(hardware), indent=2) + "\n")
+        write_durably(run_dir / ENVIRONMENT, json.dumps(environment(hardware), indent=2) + "\n")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from minimind.data.store import MANIFEST, TokenStore
 from minimind.errors import UserError
 from minimind.hardware import detect
 from minimind.model import Transformer
-from minimind.tokenizer import Tokenizer
+from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training.cadence import evaluation_remark, evaluation_steps, usual_steps
 from minimind.training.compilation import pays
 from minimind.training.control import Control
@@ -139,7 +139,7 @@ def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path
     corpus = kept_demo(directory)
     if tokenizer is None:
         tokenizer = directory / "tokenizer"
-        if not (tokenizer / "tokenizer.model").exists():
+        if not (tokenizer / FILE_NAME).exists():
             train_demo_tokenizer(corpus, tokenizer)
     names = ("pretrain.jsonl", "eval.jsonl") if kind == "pretrain" else ("sft.jsonl", "sft_eval.jsonl")
     return [directory / names[0]], [directory / names[1]], tokenizer
