@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import Self
 
 from minimind.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH
@@ -100,6 +108,15 @@ def _field_map(value: Any) -> Any:
 Source = Annotated[Path | WeightedFile, BeforeValidator(_source)]
 
 
+class _Places(dict[tuple[str, ...], str]):
+    """The place of each key: ``file:line``, the ``--set`` text or the option. Two equal runs may have other places."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Places)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class RunConfig(BaseModel):
     """One run. Names are Hugging Face's where it has one; ``None`` means "not set by the user"."""
 
@@ -170,6 +187,8 @@ class RunConfig(BaseModel):
     health: HealthConfig = HealthConfig()
     recovery: RecoveryConfig = RecoveryConfig()
 
+    _places: _Places = PrivateAttr(default_factory=_Places)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         """Contradictions between keys; pydantic reports them together with the others only if those are clean."""
@@ -191,6 +210,18 @@ class RunConfig(BaseModel):
     def explicit(self) -> frozenset[str]:
         """Names of the fields that the user gave a value."""
         return frozenset(name for name in self.model_fields_set if getattr(self, name) is not None)
+
+    def place(self, name: str) -> str:
+        """Where the value of ``name`` was given: ``run.yaml:3``, ``--set learning_rate=3e-4``, ``--max-steps``."""
+        return self._places.get((name,), "the YAML")
+
+    def origin(self, name: str) -> str:
+        """The same as the end of a sentence: "in run.yaml:3", "by --max-steps"."""
+        return f"{'by' if self.commanded(name) else 'in'} {self.place(name)}"
+
+    def commanded(self, name: str) -> bool:
+        """Whether the value of ``name`` was given on the command line."""
+        return self.place(name).startswith("--")
 
     @property
     def train_paths(self) -> list[Path]:
@@ -366,4 +397,5 @@ def load_run_config(
         ]
     raise_problems(problems, "the run configuration")
     assert config is not None  # a problem was raised otherwise
+    config._places.update(places)
     return config

@@ -36,8 +36,6 @@ from minimind.training.saver import Saver
 from minimind.training.signals import StoppedEarly, StopRequest, say_stopped
 from minimind.training.summary import schedule_lines, summarize
 
-SFT_DEFAULTS = {"learning_rate": 1e-4}  # what "auto" means for fine-tuning: a tenth of pretraining's
-
 
 def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
     """Run ``launch/pretrain.py`` (kind "pretrain") or ``launch/sft.py`` ("sft") and exit."""
@@ -155,7 +153,7 @@ def resolve_json(
         hardware,
         emulate_fp16=config.emulate_fp16,
         num_parameters=config.model.num_parameters(),
-        defaults=SFT_DEFAULTS if kind == "sft" else None,
+        kind=kind,
     )
 
 

@@ -164,9 +164,7 @@ class Plan:
 def plan_steps(config: RunConfig, batches: Batches, held_out: TokenStore | None) -> Plan:
     """Length, cadences and learning-rate schedule. ``max_steps`` wins over ``num_train_epochs``."""
     total = config.max_steps or math.ceil(config.num_train_epochs * batches.steps_per_epoch)
-    schedule = Schedule(
-        config.lr_scheduler_type, total, min(config.warmup(total), total), config.min_lr_ratio
-    )
+    schedule = Schedule(config.lr_scheduler_type, total, config.warmup(total), config.min_lr_ratio)
     evaluate, remark = None, None
     if held_out is not None:
         evaluate, remark = _plan_evaluations(config, total, batches.rows_per_step, held_out)
