@@ -114,7 +114,7 @@ class _Places(dict[tuple[str, ...], str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Places)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 class RunConfig(BaseModel):

@@ -23,6 +23,7 @@ LEARNING_RATES = MappingProxyType(
 SFT_LEARNING_RATES = MappingProxyType(
     {"AdamW": 1e-4, "Adam": 1e-4, "AdamW8bit": 1e-4, "Lion": 1e-5, "Muon": 3e-4},
 )
+MUON_LEARNING_RATES = MappingProxyType({"pretrain": 0.02, "sft": 2e-3})  # muon_lr, of the matrices
 # What else an "auto" in the JSON means when neither the YAML nor the command line sets it
 ENGINE = MappingProxyType(
     {

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minimind.command_lines import typed
 from minimind.defaults import FINAL
 from minimind.errors import UserError
 from minimind.launching import deepspeed_command, printable
@@ -49,7 +50,8 @@ def run_demo(directory: Path) -> int:
     _compare(pretrained, corpus)
     _say(f"{right} of {QUESTIONS} right, {duration(time.monotonic() - started)} in all")
     print(
-        f"talk with it   minimind chat {tuned}\nlook at it     minimind report {pretrained} {tuned}",
+        f"talk with it   {typed('minimind', 'chat', tuned)}\n"
+        f"look at it     {typed('minimind', 'report', pretrained, tuned)}",
         flush=True,
     )
     return 0 if right >= PASS else 1

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from minimind.command_lines import typed
 from minimind.config import RunConfig, load_run_config
 from minimind.errors import UserError
 from minimind.hardware import Hardware, detect
@@ -168,6 +169,14 @@ def offload_line(run: RunConfig, resolved: Resolved, state_bytes: float, on_cpu:
     )
 
 
+def _prepare_command(run: RunConfig) -> str:
+    """The command that prepares the run's files; how to, if it names none."""
+    if not run.train_file or run.tokenizer is None:
+        return "minimind prepare --help"
+    store = run.output_dir.with_name(f"{run.output_dir.name}-store")
+    return typed("minimind", "prepare", *run.train_paths, "--tokenizer", run.tokenizer, "--output", store)
+
+
 def _time_lines(run: RunConfig, resolved: Resolved, speed: float | None) -> list[tuple[str, str]]:
     tokens = resolved.train_batch_size * run.max_seq_length
     epoch = steps_per_epoch(run, resolved)
@@ -178,7 +187,7 @@ def _time_lines(run: RunConfig, resolved: Resolved, speed: float | None) -> list
         else "n/a (measured on one local device)"
     )
     seconds = f"{total * tokens / speed / 60:,.1f} minutes" if speed and total else "n/a"
-    reason = "" if epoch else " (prepare the data first: minimind prepare)"
+    reason = "" if epoch else f" (prepare the data first: {_prepare_command(run)})"
     return [
         ("steps an epoch", f"{epoch:,}" if epoch else f"n/a{reason}"),
         ("steps", f"{total:,}" if total else "n/a"),

@@ -173,6 +173,10 @@ class SequentialBatches:
         batches = -(-num_rows // (micro_batch_size * world_size))
         self._mine = _padded(np.arange(rank, num_rows, world_size), batches * micro_batch_size)
 
+    def __len__(self) -> int:
+        """Batches on this rank, as many as on each."""
+        return -(-len(self._mine) // self._size)
+
     def __iter__(self) -> Iterator[Batch]:
         for i in range(0, len(self._mine), self._size):
             yield self._reader.batch(self._mine[i : i + self._size])

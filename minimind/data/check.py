@@ -82,13 +82,26 @@ class FileReport:
         return self.error is None and self.rejected == self.answers_lost
 
 
+@dataclass(frozen=True)
+class Shared:
+    """``documents`` of the ``of`` documents in file ``path`` are also in ``other``, the first named file that has them."""
+
+    path: str
+    other: str
+    documents: int
+    of: int
+
+
 @dataclass
 class CheckReport:
-    """All files. ``ok`` is False when a file is unreadable or any record is not used."""
+    """All files. ``ok`` is False when a file is unreadable or any record is not used; documents that files share are
+    listed and are no fault by themselves.
+    """
 
     files: list[FileReport]
     max_seq_length: int
     ignored: list[str]
+    shared: list[Shared] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -100,6 +113,7 @@ class CheckReport:
             "ok": self.ok,
             "max_seq_length": self.max_seq_length,
             "ignored": self.ignored,
+            "shared": [asdict(shared) for shared in self.shared],
             "files": [asdict(report) for report in self.files],
         }
 
@@ -109,6 +123,10 @@ class CheckReport:
 
         for report in self.files:
             show(report, self.max_seq_length, console)
+        for shared in self.shared:
+            share = f"{shared.documents:,} of {shared.of:,} documents ({shared.documents / shared.of:.1%})"
+            line = f"{shared.path}: {share} are also in {shared.other}"
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
         if self.ignored:
             console.print(f"left out, unknown type: {', '.join(self.ignored)}", markup=False)
 
@@ -127,11 +145,12 @@ def check_files(
     fields = fields or Fields()
     with tempfile.TemporaryDirectory(prefix="minimind-check-") as spool:
         sources, ignored = expand(files, Path(spool))
-        reports = []
+        reports, digests = [], []
         for source in sources:
             report = FileReport(source.name)
             try:
-                _check(
+                digests.append(array("Q"))
+                digests[-1] = _check(
                     source,
                     report,
                     tokenizer,
@@ -142,7 +161,24 @@ def check_files(
             except UserError as error:
                 report.error = str(error)
             reports.append(report)
-    return CheckReport(reports, max_seq_length, ignored)
+    return CheckReport(
+        reports, max_seq_length, ignored, _shared([report.path for report in reports], digests)
+    )
+
+
+def _shared(names: Sequence[str], digests: Sequence[array[int]]) -> list[Shared]:
+    """For each file the documents that an earlier one has too, under the first that has them."""
+    by_file = [np.frombuffer(digest, np.uint64) for digest in digests]
+    if len(by_file) < 2:
+        return []
+    owner = np.repeat(np.arange(len(by_file)), [len(own) for own in by_file])
+    _, first, group = np.unique(np.concatenate(by_file), return_index=True, return_inverse=True)
+    others = owner[first][group]  # for each document the first file that has it
+    counts = Counter(zip(owner[others < owner].tolist(), others[others < owner].tolist(), strict=True))
+    return [
+        Shared(names[file], names[other], count, len(by_file[file]))
+        for (file, other), count in sorted(counts.items())
+    ]
 
 
 def _check(
@@ -152,7 +188,8 @@ def _check(
     kind: Kind | None,
     options: Options,
     encoding: str | None,
-) -> None:
+) -> array[int]:
+    """Fill in the report; returns the digests of the documents."""
     head = streams.inspect(source.path, source.name, encoding)
     report.container = container(head, options.fields.format)
     report.compression, report.encoding, report.encoding_confidence = (
@@ -177,6 +214,7 @@ def _check(
             tokens.finish()
     if not report.records:
         raise UserError(f"{source.name}: holds no record")
+    return text.digests
 
 
 class _TextFigures:
@@ -206,6 +244,11 @@ class _TextFigures:
             self._document(document)
             usable.append(record)
         return usable
+
+    @property
+    def digests(self) -> array[int]:
+        """64 bits a document."""
+        return self._duplicates.digests
 
     def reject(self, reject: Reject) -> None:
         self._report.rejected += 1

@@ -311,7 +311,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         version, _ = manifest["version"], manifest["files"]
     except OSError as error:
         raise UserError(
-            f"no token store at {path} ({MANIFEST}: {error.strerror}); make one with `minimind prepare`"
+            f"no token store at {path} ({MANIFEST}: {error.strerror}); `minimind prepare --help` says how to make one"
         ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path / MANIFEST} is damaged; delete the store and prepare it again") from error
