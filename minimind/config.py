@@ -26,10 +26,11 @@ from pydantic import (
 )
 from typing_extensions import Self
 
-from minimind.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH
+from minimind.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
 from minimind.errors import UserError
 from minimind.health_config import HealthConfig
 from minimind.model_config import PRESETS, ModelConfig
+from minimind.places import Places
 from minimind.problems import nearest, raise_problems
 from minimind.recovery_config import RecoveryConfig
 
@@ -108,15 +109,6 @@ def _field_map(value: Any) -> Any:
 Source = Annotated[Path | WeightedFile, BeforeValidator(_source)]
 
 
-class _Places(dict[tuple[str, ...], str]):
-    """The place of each key: ``file:line``, the ``--set`` text or the option. Two equal runs may have other places."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Places)
-
-    __hash__ = None
-
-
 class RunConfig(BaseModel):
     """One run. Names are Hugging Face's where it has one; ``None`` means "not set by the user"."""
 
@@ -151,7 +143,7 @@ class RunConfig(BaseModel):
 
     # Schedule
     lr_scheduler_type: Annotated[
-        Literal["cosine", "wsd", "linear", "constant"],
+        ScheduleKind,
         BeforeValidator(
             lambda value: _SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value
         ),
@@ -181,13 +173,13 @@ class RunConfig(BaseModel):
         BeforeValidator(lambda value: "disabled" if value is False else value),
     ] = "online"
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    attention_backend: Literal["auto", "mask", "varlen", "flex"] = "auto"
+    attention_backend: AttentionBackend = "auto"
     gradient_checkpointing: bool = False
     emulate_fp16: bool = False
     health: HealthConfig = HealthConfig()
     recovery: RecoveryConfig = RecoveryConfig()
 
-    _places: _Places = PrivateAttr(default_factory=_Places)
+    _places: Places = PrivateAttr(default_factory=Places)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -213,15 +205,15 @@ class RunConfig(BaseModel):
 
     def place(self, name: str) -> str:
         """Where the value of ``name`` was given: ``run.yaml:3``, ``--set learning_rate=3e-4``, ``--max-steps``."""
-        return self._places.get((name,), "the YAML")
+        return self._places.place(name)
 
     def origin(self, name: str) -> str:
         """The same as the end of a sentence: "in run.yaml:3", "by --max-steps"."""
-        return f"{'by' if self.commanded(name) else 'in'} {self.place(name)}"
+        return self._places.origin(name)
 
     def commanded(self, name: str) -> bool:
         """Whether the value of ``name`` was given on the command line."""
-        return self.place(name).startswith("--")
+        return self._places.commanded(name)
 
     @property
     def train_paths(self) -> list[Path]:

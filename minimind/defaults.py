@@ -1,4 +1,4 @@
-"""Every default and name that more than one module needs, once. Plain values; imports nothing.
+"""Every default and name that more than one module needs, once. Plain values, without any import of weight.
 
 Command line, YAML and JSON read their defaults here (tests/test_defaults.py ties the shipped JSONs to them). A constant
 that one module owns and others use stays in that module.
@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
+
+# What can be chosen by name in the YAML
+Kind = Literal["pretrain", "sft"]
+ScheduleKind = Literal["cosine", "wsd", "linear", "constant"]
+AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
 
 # Data
 ROW_LENGTH = 512  # max_seq_length

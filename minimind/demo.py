@@ -48,9 +48,8 @@ def read_conversations(file: str | Path) -> list[Turns]:
         with Path(file).open(encoding="utf-8") as lines:
             return [json.loads(line)["conversations"] for line in lines]
     except OSError as error:
-        raise UserError(
-            f"{file}: {error.strerror}: write it with `{typed('minimind', 'demo-data', Path(file).parent)}`"
-        ) from None
+        command = typed("minimind", "demo-data", Path(file).parent)
+        raise UserError(f"{file}: {error.strerror}: write it with `{command}`") from None
 
 
 def ask_questions(

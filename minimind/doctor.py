@@ -197,9 +197,7 @@ def check_resolved(resolved: Resolved) -> list[Check]:
             )
         )
     if resolved.optimizer.type == "AdamW8bit" and _version("bitsandbytes") is None:
-        checks.append(
-            Check("AdamW8bit", "bad", "bitsandbytes is not installed", "pip install 'minimind[bnb]'")
-        )
+        checks.append(Check("AdamW8bit", "bad", "bitsandbytes is not installed", "pip install bitsandbytes"))
     if (
         resolved.config.get("tensorboard", {}).get("enabled")
         and importlib.util.find_spec("tensorboard") is None

@@ -23,6 +23,7 @@ import numpy as np
 from minimind.data import streams
 from minimind.data.conversations import Conversation, Fields, Kind, detect
 from minimind.data.encoding import Document, Options, Reject, document_of, encode_chunk, kind_of_first
+from minimind.data.overlap import Shared, shared_documents
 from minimind.data.packing import pack
 from minimind.data.sources import Chunk, Record, Source, chunks_of, container, expand
 from minimind.data.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
@@ -82,16 +83,6 @@ class FileReport:
         return self.error is None and self.rejected == self.answers_lost
 
 
-@dataclass(frozen=True)
-class Shared:
-    """``documents`` of the ``of`` documents in file ``path`` are also in ``other``, the first named file that has them."""
-
-    path: str
-    other: str
-    documents: int
-    of: int
-
-
 @dataclass
 class CheckReport:
     """All files. ``ok`` is False when a file is unreadable or any record is not used; documents that files share are
@@ -124,9 +115,7 @@ class CheckReport:
         for report in self.files:
             show(report, self.max_seq_length, console)
         for shared in self.shared:
-            share = f"{shared.documents:,} of {shared.of:,} documents ({shared.documents / shared.of:.1%})"
-            line = f"{shared.path}: {share} are also in {shared.other}"
-            console.print(line, style="yellow", markup=False, soft_wrap=True)
+            console.print(str(shared), style="yellow", markup=False, soft_wrap=True)
         if self.ignored:
             console.print(f"left out, unknown type: {', '.join(self.ignored)}", markup=False)
 
@@ -161,24 +150,8 @@ def check_files(
             except UserError as error:
                 report.error = str(error)
             reports.append(report)
-    return CheckReport(
-        reports, max_seq_length, ignored, _shared([report.path for report in reports], digests)
-    )
-
-
-def _shared(names: Sequence[str], digests: Sequence[array[int]]) -> list[Shared]:
-    """For each file the documents that an earlier one has too, under the first that has them."""
-    by_file = [np.frombuffer(digest, np.uint64) for digest in digests]
-    if len(by_file) < 2:
-        return []
-    owner = np.repeat(np.arange(len(by_file)), [len(own) for own in by_file])
-    _, first, group = np.unique(np.concatenate(by_file), return_index=True, return_inverse=True)
-    others = owner[first][group]  # for each document the first file that has it
-    counts = Counter(zip(owner[others < owner].tolist(), others[others < owner].tolist(), strict=True))
-    return [
-        Shared(names[file], names[other], count, len(by_file[file]))
-        for (file, other), count in sorted(counts.items())
-    ]
+    shared = shared_documents([report.path for report in reports], digests)
+    return CheckReport(reports, max_seq_length, ignored, shared)
 
 
 def _check(

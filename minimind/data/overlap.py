@@ -1,4 +1,4 @@
-"""Held-out documents that are also training documents, found by hashing.
+"""Documents that stand twice: held out and trained on (stores), or in two files (`minimind check A B`). By hashing.
 
 Contract: exact duplicates only, as the stores hold them (the same tokens from begin to end). Reads the training store
 once; memory is eight bytes a held-out document and one block. What was found is remembered by the contents of both
@@ -15,14 +15,19 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from minimind.data.store import TokenStore
+
+if TYPE_CHECKING:
+    from array import array
 
 Digests = npt.NDArray[np.uint64]
 _BLOCK = 1 << 16  # documents
@@ -92,3 +97,33 @@ def _memo(train: TokenStore, held_out: TokenStore, cache: Path) -> Path | None:
     if None in keys:
         return None
     return cache / "overlaps" / f"{hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]}.json"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """``documents`` of the ``of`` in file ``path`` are also in ``other``, the first named file that has them."""
+
+    path: str
+    other: str
+    documents: int
+    of: int
+
+    def __str__(self) -> str:
+        share = f"{self.documents:,} of {self.of:,} documents ({self.documents / self.of:.1%})"
+        return f"{self.path}: {share} are also in {self.other}"
+
+
+def shared_documents(names: Sequence[str], digests: Sequence[array[int]]) -> list[Shared]:
+    """For each file the documents that an earlier one has too. ``digests``: 64 bits for each document of each file."""
+    by_file = [np.frombuffer(digest, np.uint64) for digest in digests]
+    if len(by_file) < 2:
+        return []
+    owner = np.repeat(np.arange(len(by_file)), [len(own) for own in by_file])
+    _, first, group = np.unique(np.concatenate(by_file), return_index=True, return_inverse=True)
+    others = owner[first][group]  # for each document the first file that has it
+    again = others < owner
+    counts = Counter(zip(owner[again].tolist(), others[again].tolist(), strict=True))
+    return [
+        Shared(names[file], names[other], count, len(by_file[file]))
+        for (file, other), count in sorted(counts.items())
+    ]

@@ -30,15 +30,15 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from minimind.defaults import Kind as Kind
 from minimind.durable import sync_directory
 from minimind.errors import UserError
 
-Kind = Literal["pretrain", "sft"]
 MANIFEST = "manifest.json"
 VERSION = 1
 _FLUSH_TOKENS = 1 << 20

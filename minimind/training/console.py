@@ -162,8 +162,11 @@ def next_steps(summary: RunSummary, ending: Ending) -> list[tuple[str, str]]:
         return [model, ("chat", typed("minimind", "chat", run)), look]
     # Which conversations nobody has said yet, and a line without them would train on the built-in ones.
     config = advised_config(summary.deepspeed_config, "sft", summary.precision)
-    words = f"give conversations to launch/sft.py: --train-file, with {typed('--model', run, '--deepspeed_config', config)}"
-    tune = ("tune", summary.tune_command or words)
+    options = typed("--model", run, "--deepspeed_config", config)
+    tune = (
+        "tune",
+        summary.tune_command or f"give conversations to launch/sft.py: --train-file, with {options}",
+    )
     return [model, ("try", f"{typed('minimind', 'generate', run)} --prompt '...'"), tune, look]
 
 
