@@ -25,10 +25,11 @@ from torch import Tensor
 
 from minimind.attention_blocks import QueryBlocks, make_blocks
 from minimind.attention_cuda import SMALLEST_FLEX_HEAD, flex_plan, flex_runs, varlen_plan, varlen_runs
+from minimind.defaults import AttentionBackend
 from minimind.errors import UserError
 from minimind.ops import cpu_has_fast, through_fp32
 
-Backend = Literal["auto", "runs", "blocks", "mask", "varlen", "flex"]
+Backend = Literal[AttentionBackend, "runs", "blocks"]  # and the forms that are chosen here
 
 
 class Plan(Protocol):

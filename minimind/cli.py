@@ -15,6 +15,17 @@ from typing import Annotated, Any
 
 import typer
 
+from minimind.defaults import (
+    CHAT_TEMPERATURE,
+    CHAT_TOKENS,
+    CHAT_TOP_P,
+    MAX_BAD_RATIO,
+    ROW_LENGTH,
+    TEXT_TEMPERATURE,
+    TEXT_TOKENS,
+    TEXT_TOP_P,
+    VOCABULARY,
+)
 from minimind.display import complain, console, say, show_tracebacks
 from minimind.errors import UserError
 
@@ -122,9 +133,9 @@ def demo_data(directory: Path, seed: Seed = 0) -> None:
 def train_tokenizer(
     files: Files,
     output: Annotated[Path, typer.Option(help="directory, or file name ending in .model")],
-    vocab_size: Annotated[int, typer.Option(min=300, help="number of pieces")] = 6400,
+    vocab_size: Annotated[int, typer.Option(min=300, help="number of pieces")] = VOCABULARY,
     skip_bad: SkipBad = False,
-    max_bad_ratio: MaxBadRatio = 0.01,
+    max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
     format: FormatOption = None,
     text_field: TextField = None,
     mapping: Map = None,
@@ -162,7 +173,7 @@ def check(
     files: Files,
     tokenizer: Annotated[Path | None, typer.Option(help="count tokens with this tokenizer too")] = None,
     kind: Annotated[Kind | None, typer.Option(help="default: by the first record of each file")] = None,
-    max_seq_length: RowLength = 512,
+    max_seq_length: RowLength = ROW_LENGTH,
     format: FormatOption = None,
     text_field: TextField = None,
     mapping: Map = None,
@@ -191,9 +202,9 @@ def prepare(
     tokenizer: TokenizerOption,
     output: Annotated[Path, typer.Option(help="directory of the store")],
     kind: Annotated[Kind, typer.Option(help="plain texts or conversations")] = Kind.pretrain,
-    max_seq_length: RowLength = 512,
+    max_seq_length: RowLength = ROW_LENGTH,
     skip_bad: SkipBad = False,
-    max_bad_ratio: MaxBadRatio = 0.01,
+    max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
     format: FormatOption = None,
     text_field: TextField = None,
     mapping: Map = None,
@@ -267,12 +278,12 @@ def evaluate(
     model: Model,
     file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")],
     kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
-    max_seq_length: RowLength = 512,
+    max_seq_length: RowLength = ROW_LENGTH,
     batch_size: Annotated[
         int, typer.Option(min=1, help="rows at a time; the result does not depend on it")
     ] = 8,
     skip_bad: SkipBad = False,
-    max_bad_ratio: MaxBadRatio = 0.01,
+    max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
     format: FormatOption = None,
     text_field: TextField = None,
     mapping: Map = None,
@@ -295,9 +306,9 @@ def evaluate(
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Option(help="text to go on from")],
-    max_new_tokens: NewTokens = 200,
-    temperature: Temperature = 0.8,
-    top_p: TopP = 0.95,
+    max_new_tokens: NewTokens = TEXT_TOKENS,
+    temperature: Temperature = TEXT_TEMPERATURE,
+    top_p: TopP = TEXT_TOP_P,
     top_k: TopK = 0,
     seed: Seed = 0,
 ) -> None:
@@ -311,9 +322,9 @@ def generate(
 def chat(
     model: Model,
     system: Annotated[str | None, typer.Option(help="system message")] = None,
-    max_new_tokens: NewTokens = 400,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.9,
+    max_new_tokens: NewTokens = CHAT_TOKENS,
+    temperature: Temperature = CHAT_TEMPERATURE,
+    top_p: TopP = CHAT_TOP_P,
     top_k: TopK = 0,
     seed: Seed = 0,
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimind.defaults import MAX_BAD_RATIO
 from minimind.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def train_tokenizer_on(
     vocab_size: int,
     *,
     skip_bad: bool = False,
-    max_bad_ratio: float = 0.01,
+    max_bad_ratio: float = MAX_BAD_RATIO,
     format: str | None = None,
     text_field: str | None = None,
     mapping: str | None = None,

@@ -15,12 +15,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import Self
 
+from minimind.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
 from minimind.errors import UserError
 from minimind.health_config import HealthConfig
 from minimind.model_config import PRESETS, ModelConfig
+from minimind.places import Places
 from minimind.problems import nearest, raise_problems
 from minimind.recovery_config import RecoveryConfig
 
@@ -109,9 +119,9 @@ class RunConfig(BaseModel):
     tokenizer: Path | None = None
     train_file: Annotated[list[Source], BeforeValidator(_sources)] = []
     eval_file: Annotated[list[Path], BeforeValidator(_paths)] = []
-    max_seq_length: Annotated[int, Field(gt=1)] = 512
+    max_seq_length: Annotated[int, Field(gt=1)] = ROW_LENGTH
     skip_bad: bool = False
-    max_bad_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
+    max_bad_ratio: Annotated[float, Field(ge=0, le=1)] = MAX_BAD_RATIO
     format: str | None = None
     text_field: str | None = None
     map: Annotated[str | None, BeforeValidator(_field_map)] = None
@@ -133,7 +143,7 @@ class RunConfig(BaseModel):
 
     # Schedule
     lr_scheduler_type: Annotated[
-        Literal["cosine", "wsd", "linear", "constant"],
+        ScheduleKind,
         BeforeValidator(
             lambda value: _SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value
         ),
@@ -146,7 +156,7 @@ class RunConfig(BaseModel):
 
     # Run
     seed: Annotated[int, Field(ge=0)] = 42
-    output_dir: Path = Path("runs/run")
+    output_dir: Path = OUTPUT_DIRECTORY
     logging_steps: PositiveInt = 10
     eval_steps: PositiveInt | None = None
     save_steps: PositiveInt | None = None
@@ -163,11 +173,13 @@ class RunConfig(BaseModel):
         BeforeValidator(lambda value: "disabled" if value is False else value),
     ] = "online"
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
-    attention_backend: Literal["auto", "mask", "varlen", "flex"] = "auto"
+    attention_backend: AttentionBackend = "auto"
     gradient_checkpointing: bool = False
     emulate_fp16: bool = False
     health: HealthConfig = HealthConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+
+    _places: Places = PrivateAttr(default_factory=Places)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -190,6 +202,18 @@ class RunConfig(BaseModel):
     def explicit(self) -> frozenset[str]:
         """Names of the fields that the user gave a value."""
         return frozenset(name for name in self.model_fields_set if getattr(self, name) is not None)
+
+    def place(self, name: str) -> str:
+        """Where the value of ``name`` was given: ``run.yaml:3``, ``--set learning_rate=3e-4``, ``--max-steps``."""
+        return self._places.place(name)
+
+    def origin(self, name: str) -> str:
+        """The same as the end of a sentence: "in run.yaml:3", "by --max-steps"."""
+        return self._places.origin(name)
+
+    def commanded(self, name: str) -> bool:
+        """Whether the value of ``name`` was given on the command line."""
+        return self._places.commanded(name)
 
     @property
     def train_paths(self) -> list[Path]:
@@ -365,4 +389,5 @@ def load_run_config(
         ]
     raise_problems(problems, "the run configuration")
     assert config is not None  # a problem was raised otherwise
+    config._places.update(places)
     return config

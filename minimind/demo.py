@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from minimind.chat import Role, Turn, prompt_ids
+from minimind.command_lines import typed
 from minimind.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def read_conversations(file: str | Path) -> list[Turns]:
         with Path(file).open(encoding="utf-8") as lines:
             return [json.loads(line)["conversations"] for line in lines]
     except OSError as error:
-        raise UserError(f"{file}: {error.strerror}: write it with `minimind demo-data DIR`") from None
+        command = typed("minimind", "demo-data", Path(file).parent)
+        raise UserError(f"{file}: {error.strerror}: write it with `{command}`") from None
 
 
 def ask_questions(

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minimind.command_lines import typed
+from minimind.defaults import FINAL
 from minimind.display import console, say
 from minimind.errors import UserError
 from minimind.launching import deepspeed_command, printable
@@ -48,7 +50,10 @@ def run_demo(directory: Path) -> int:
     right = _ask(tuned, corpus)
     _compare(pretrained, corpus)
     _say(f"{right} of {QUESTIONS} right, {duration(time.monotonic() - started)} in all")
-    say(f"talk with it   minimind chat {tuned}\nlook at it     minimind report {pretrained} {tuned}")
+    say(
+        f"talk with it   {typed('minimind', 'chat', tuned)}\n"
+        f"look at it     {typed('minimind', 'report', pretrained, tuned)}"
+    )
     return 0 if right >= PASS else 1
 
 
@@ -107,7 +112,7 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
             "DS_ACCELERATOR", "cpu"
         )  # else DeepSpeed warns, twice a command, that it found no GPU
     code = subprocess.run(command, check=False, env=environment).returncode % 256
-    if code == 0 and not (run_dir / "final").is_dir():
+    if code == 0 and not (run_dir / FINAL).is_dir():
         _say(f"{run_dir} was stopped before it was finished")
         return 1
     return code

@@ -19,10 +19,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from minimind.command_lines import typed
 from minimind.config import load_run_config
 from minimind.display import say
 from minimind.errors import UserError
-from minimind.hardware import Hardware, choose_config, detect
+from minimind.hardware import Hardware, choose_config, detect, purpose_of
 from minimind.training.deepspeed_config import Resolved, resolve
 
 TESTED_DEEPSPEED = "0.19.8"
@@ -122,9 +123,9 @@ def check_launcher() -> Check:
     return Check("launcher", "ok", str(ours))
 
 
-def check_hardware(hardware: Hardware) -> list[Check]:
-    """The device, and the JSON that suits it."""
-    path, reason = choose_config(hardware)
+def check_hardware(hardware: Hardware, config: Path | None = None) -> list[Check]:
+    """The device, and the JSON that suits it, of the same purpose as ``config``."""
+    path, reason = choose_config(hardware, purpose_of(str(config)) if config else "")
     return [Check("device", "ok", hardware.describe()), Check("suits it", "ok", f"{path}: {reason}")]
 
 
@@ -168,7 +169,9 @@ def check_stale_locks(now: float | None = None) -> Check:
     ]
     if locks:
         names = ", ".join(map(str, locks))
-        return Check("build locks", "bad", f"stale: {names}", f"no build is that slow; delete: rm {names}")
+        return Check(
+            "build locks", "bad", f"stale: {names}", f"no build is that slow; delete: {typed('rm', *locks)}"
+        )
     return Check("build locks", "ok", "none")
 
 
@@ -195,9 +198,7 @@ def check_resolved(resolved: Resolved) -> list[Check]:
             )
         )
     if resolved.optimizer.type == "AdamW8bit" and _version("bitsandbytes") is None:
-        checks.append(
-            Check("AdamW8bit", "bad", "bitsandbytes is not installed", "pip install 'minimind[bnb]'")
-        )
+        checks.append(Check("AdamW8bit", "bad", "bitsandbytes is not installed", "pip install bitsandbytes"))
     if (
         resolved.config.get("tensorboard", {}).get("enabled")
         and importlib.util.find_spec("tensorboard") is None
@@ -263,7 +264,7 @@ def run_doctor(
     checks = [check_python(), *check_packages(), check_launcher()]
     if all(check.status != "bad" for check in checks):  # without torch there is nothing to detect
         hardware = detect()
-        checks += [*check_hardware(hardware), check_visible_devices(hardware)]
+        checks += [*check_hardware(hardware, deepspeed_config), check_visible_devices(hardware)]
         checks += [check_compiler(), check_stale_locks(), check_disk(output_dir)]
         if deepspeed_config is not None:
             checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware)

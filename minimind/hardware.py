@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+CHECKOUT = Path(__file__).resolve().parents[1]
 CONFIG_DIRECTORY = Path("ds_configs")
 
 
@@ -100,6 +101,37 @@ def memory_bytes() -> int | None:
 def best_precision(hardware: Hardware) -> str:
     """``bf16`` where native, else ``fp16`` where native, else ``fp32``."""
     return "bf16" if hardware.bf16 else "fp16" if hardware.fp16 else "fp32"
+
+
+def purpose_of(source: str, kind: str = "pretrain") -> str:
+    """What a JSON is for, as the shipped ones' names begin: "demo_", "sft_", or "" for pretraining.
+
+    ``kind``: what it is used for, "pretrain" or "sft", which a user's own JSON does not tell by its name.
+    """
+    if Path(source).name.startswith("demo_"):
+        return "demo_"
+    return "sft_" if kind == "sft" or kind_by_name(source) == "sft" else ""
+
+
+def kind_by_name(source: str) -> str:
+    """ "sft" for a JSON with a name like the shipped ones for fine-tuning, else "pretrain"."""
+    return "sft" if Path(source).name.startswith("sft_") else "pretrain"
+
+
+def shipped_config(source: str, kind: str, name: str) -> Path | None:
+    """The shipped JSON for ``name`` ("bf16", "fp16_zero2" ...) of the purpose that ``source`` has; None: there is none.
+
+    The path is one that exists from the current directory: beside ``source``, or in the checkout.
+    """
+    file = f"{purpose_of(source, kind)}{name}.json"
+    places = (Path(source).parent / file, CONFIG_DIRECTORY / file, CHECKOUT / CONFIG_DIRECTORY / file)
+    return next((path for path in places if path.is_file()), None)
+
+
+def advised_config(source: str, kind: str, precision: str) -> str:
+    """The JSON to name in advice: of the same purpose as ``source``, in ``precision``."""
+    path = shipped_config(source, kind, precision)
+    return str(path or CONFIG_DIRECTORY / f"{purpose_of(source, kind)}{precision}.json")
 
 
 def choose_config(hardware: Hardware | None = None, prefix: str = "") -> tuple[Path, str]:

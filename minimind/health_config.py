@@ -64,7 +64,7 @@ class HealthConfig(BaseModel):
     data_wait_steps: Steps = 200
     data_wait_seconds: Positive = 2.0
 
-    # Usual peak learning rates, pretraining; fine-tuning takes a tenth of the low end to a fifth of the high end.
+    # Usual peak learning rates, pretraining; training/lr_bands.py says when which holds, and fine-tuning's.
     # With AdamW below 10M parameters: the best rate grows as the width shrinks (muP, arXiv 2203.03466).
     lr_band_tiny: Band = (1e-4, 1e-2)
     # Below 200M: at 26M 2e-3 and 3e-3 do no worse than 1e-3 (docs/LOG.md); SmolLM-135M trained at 3e-3.

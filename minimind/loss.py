@@ -33,17 +33,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from minimind.defaults import IGNORE, loss_chunk
 from minimind.ops import input_gradient, linear, product, through_fp32, weight_gradient
 
-IGNORE = -100
 FP16_GRADIENT_SCALE = 1024.0
 ROUND = 64  # tokens that need logits on a CPU: oneDNN makes (and keeps) a kernel for each number of them
 
 
 def chunk_tokens(device: torch.device, vocab_size: int) -> int:
-    """Tokens per chunk: about 16 MB of fp32 logits on a CPU (stays in cache), 256 MB on a GPU."""
-    budget = 2**22 if device.type == "cpu" else 2**26
-    return max(64, budget // vocab_size)
+    """Tokens per chunk on ``device``, which ``memory.py`` counts with too."""
+    return loss_chunk(device.type, vocab_size)
 
 
 def _add_weight_gradient(total: Tensor, grad: Tensor, hidden: Tensor) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minimind.config import RunConfig
+from minimind.defaults import loss_chunk
 from minimind.hardware import Hardware
 from minimind.model_config import ModelConfig
 from minimind.training.deepspeed_config import OptimizerSpec, Resolved
@@ -157,8 +158,7 @@ def _layer_numbers_cpu(model: ModelConfig, precision: str, native_bf16: bool) ->
 
 def _logits_bytes(model: ModelConfig, tokens: int, device_type: str) -> int:
     """Chunked loss: three fp32 tensors of a chunk's logits, and the fp32 gradient of the output matrix."""
-    budget = 2**22 if device_type == "cpu" else 2**26  # minimind.loss.chunk_tokens
-    chunk = min(tokens, max(64, budget // model.vocab_size))
+    chunk = min(tokens, loss_chunk(device_type, model.vocab_size))
     return 3 * 4 * model.vocab_size * chunk + 4 * model.vocab_size * model.hidden_size
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
+from minimind.defaults import VOCABULARY
 from minimind.errors import UserError
 
 Positive = Annotated[int, Field(gt=0)]
@@ -32,7 +33,7 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    vocab_size: Positive = 6400
+    vocab_size: Positive = VOCABULARY
     hidden_size: Positive = 512
     num_hidden_layers: Positive = 8
     num_attention_heads: Positive = 8
@@ -52,7 +53,10 @@ class ModelConfig(BaseModel):
         if not isinstance(values, dict):
             return values
         filled = {name: value for name, value in values.items() if value is not None}
-        hidden, heads = filled.get("hidden_size", 512), filled.get("num_attention_heads", 8)
+        hidden, heads = (
+            filled.get(name, cls.model_fields[name].default)
+            for name in ("hidden_size", "num_attention_heads")
+        )
         if isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0:
             filled.setdefault("intermediate_size", default_intermediate_size(hidden))
             filled.setdefault("head_dim", max(1, hidden // heads))

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from minimind.command_lines import typed
 from minimind.config import RunConfig, load_run_config
 from minimind.display import say
 from minimind.errors import UserError
@@ -84,10 +85,10 @@ def measure_tokens_per_second(
 def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
     """Exact if the one training file is a prepared store, else None: raw files must be tokenised to know."""
     from minimind.data.batches import Batches
-    from minimind.data.store import TokenStore
+    from minimind.data.store import MANIFEST, TokenStore
 
     files = run.train_paths
-    if len(files) != 1 or run.train_weights or not (files[0] / "manifest.json").is_file():
+    if len(files) != 1 or run.train_weights or not (files[0] / MANIFEST).is_file():
         return None
     store = TokenStore.open(files[0])
     batches = Batches(
@@ -169,6 +170,14 @@ def offload_line(run: RunConfig, resolved: Resolved, state_bytes: float, on_cpu:
     )
 
 
+def _prepare_command(run: RunConfig) -> str:
+    """The command that prepares the run's files; how to, if it names none."""
+    if not run.train_file or run.tokenizer is None:
+        return "minimind prepare --help"
+    store = run.output_dir.with_name(f"{run.output_dir.name}-store")
+    return typed("minimind", "prepare", *run.train_paths, "--tokenizer", run.tokenizer, "--output", store)
+
+
 def _time_lines(run: RunConfig, resolved: Resolved, speed: float | None) -> list[tuple[str, str]]:
     tokens = resolved.train_batch_size * run.max_seq_length
     epoch = steps_per_epoch(run, resolved)
@@ -179,7 +188,7 @@ def _time_lines(run: RunConfig, resolved: Resolved, speed: float | None) -> list
         else "n/a (measured on one local device)"
     )
     seconds = f"{total * tokens / speed / 60:,.1f} minutes" if speed and total else "n/a"
-    reason = "" if epoch else " (prepare the data first: minimind prepare)"
+    reason = "" if epoch else f" (prepare the data first: {_prepare_command(run)})"
     return [
         ("steps an epoch", f"{epoch:,}" if epoch else f"n/a{reason}"),
         ("steps", f"{total:,}" if total else "n/a"),

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from minimind.defaults import FIXED_LOSS_SCALE
+
 Steps = Annotated[int, Field(gt=0)]
 
 
@@ -28,5 +30,5 @@ class RecoveryConfig(BaseModel):
     # Treatment
     lr_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
     rewarmup_steps: Steps = 50
-    loss_scale: Annotated[float, Field(gt=0)] = 1024.0
+    loss_scale: Annotated[float, Field(gt=0)] = FIXED_LOSS_SCALE
     heal_steps: Steps = 100  # trouble again within so many steps is the same trouble: the next rung

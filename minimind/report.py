@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minimind.defaults import ENVIRONMENT, RUN_CONFIG, RUN_JSON
 from minimind.errors import UserError
 from minimind.report_charts import COLOURS, Line, chart
 from minimind.secrets import mask_command, mask_text, mask_values
@@ -23,7 +24,7 @@ from minimind.training.console import NA, count, duration, number
 from minimind.training.metrics_file import FILE_NAME, read_metrics
 
 Record = dict[str, Any]
-FILES = ("config.yaml", "ds_config.json", "environment.json")
+FILES = (RUN_CONFIG, RUN_JSON, ENVIRONMENT)
 
 STYLE = """
 :root { color-scheme: light dark; --line: #80808033; --soft: #808a94; }
@@ -170,12 +171,12 @@ def _settings(run: RunData) -> dict[str, str]:
     import yaml
 
     found: dict[str, str] = {}
-    for name, read in (("config.yaml", yaml.safe_load), ("ds_config.json", json.loads)):
+    for name, read in ((RUN_CONFIG, yaml.safe_load), (RUN_JSON, json.loads)):
         try:
             value = read(run.texts.get(name, "{}"))
         except (ValueError, yaml.YAMLError):  # a torn file: shown as text below, not compared
             continue
-        _flatten("" if name == "config.yaml" else "ds: ", value, found)
+        _flatten("" if name == RUN_CONFIG else "ds: ", value, found)
     return found
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from minimind.defaults import TEXT_TEMPERATURE, TEXT_TOKENS, TEXT_TOP_P
 from minimind.display import Shown
 from minimind.errors import UserError
 
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 class Sampling:
     """How tokens are chosen; temperature 0 is greedy, top_k 0 means all."""
 
-    max_new_tokens: int = 200
-    temperature: float = 0.8
-    top_p: float = 0.95
+    max_new_tokens: int = TEXT_TOKENS
+    temperature: float = TEXT_TEMPERATURE
+    top_p: float = TEXT_TOP_P
     top_k: int = 0
     seed: int = 0
 

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
+from minimind.defaults import VOCABULARY
 from minimind.errors import UserError
 
 FILE_NAME = "tokenizer.model"
@@ -48,7 +49,7 @@ _SECTION = 4096  # characters of training text sampled together
 _LONG_TEXT = 1 << 20  # characters; SentencePiece takes about 60 bytes for each character of one string
 _SMALL_BATCH = 32  # below this, starting SentencePiece's thread costs more than it gives
 _PROBE = "  a\tb \r\n\x00 Ａ①ﬁ 你好，1234 \U0001f600\ufffd <s> "  # every normaliser but identity alters it
-_ADVICE = "train one with `minimind train-tokenizer FILE... --output DIR`"
+_ADVICE = "`minimind train-tokenizer --help` says how to train one"
 
 _Ids = npt.NDArray[np.int32]
 _ByteTable = dict[int, bytes]
@@ -220,7 +221,7 @@ class StreamDecoder:
 def train_tokenizer(
     texts: Iterable[str],
     output: str | Path,
-    vocab_size: int = 6400,
+    vocab_size: int = VOCABULARY,
     *,
     character_coverage: float = 0.995,
     sample_bytes: int = 64 << 20,

@@ -27,9 +27,9 @@ import torch
 from minimind.data.mixture import Mixture, Part
 from minimind.data.packing import Ints, Rows, pack, ramp, shuffled
 from minimind.data.store import TokenStore
+from minimind.defaults import IGNORE
 from minimind.tokenizer import PAD_ID
 
-IGNORE = -100  # a label that carries no loss
 NO_DOCUMENT = -1  # document id of padding
 EMPTY_ROW = -1
 _T = TypeVar("_T")
@@ -172,6 +172,10 @@ class SequentialBatches:
         num_rows = self._reader.rows.num_rows
         batches = -(-num_rows // (micro_batch_size * world_size))
         self._mine = _padded(np.arange(rank, num_rows, world_size), batches * micro_batch_size)
+
+    def __len__(self) -> int:
+        """Batches on this rank, as many as on each."""
+        return -(-len(self._mine) // self._size)
 
     def __iter__(self) -> Iterator[Batch]:
         for i in range(0, len(self._mine), self._size):

@@ -23,9 +23,11 @@ import numpy as np
 from minimind.data import streams
 from minimind.data.conversations import Conversation, Fields, Kind, detect
 from minimind.data.encoding import Document, Options, Reject, document_of, encode_chunk, kind_of_first
+from minimind.data.overlap import Shared, shared_documents
 from minimind.data.packing import pack
 from minimind.data.sources import Chunk, Record, Source, chunks_of, container, expand
 from minimind.data.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
+from minimind.defaults import ROW_LENGTH
 from minimind.display import shown
 from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer
@@ -84,11 +86,14 @@ class FileReport:
 
 @dataclass
 class CheckReport:
-    """All files. ``ok`` is False when a file is unreadable or any record is not used."""
+    """All files. ``ok`` is False when a file is unreadable or any record is not used; documents that files share are
+    listed and are no fault by themselves.
+    """
 
     files: list[FileReport]
     max_seq_length: int
     ignored: list[str]
+    shared: list[Shared] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -100,6 +105,7 @@ class CheckReport:
             "ok": self.ok,
             "max_seq_length": self.max_seq_length,
             "ignored": self.ignored,
+            "shared": [asdict(shared) for shared in self.shared],
             "files": [asdict(report) for report in self.files],
         }
 
@@ -109,6 +115,8 @@ class CheckReport:
 
         for report in self.files:
             show(report, self.max_seq_length, console)
+        for shared in self.shared:
+            console.print(str(shared), style="yellow", markup=False, soft_wrap=True)
         if self.ignored:
             console.print(f"left out, unknown type: {shown(', '.join(self.ignored))}", markup=False)
 
@@ -117,7 +125,7 @@ def check_files(
     files: Sequence[Path | str],
     tokenizer: Tokenizer | None = None,
     kind: Kind | None = None,
-    max_seq_length: int = 512,
+    max_seq_length: int = ROW_LENGTH,
     *,
     fields: Fields | None = None,
     encoding: str | None = None,
@@ -127,11 +135,12 @@ def check_files(
     fields = fields or Fields()
     with tempfile.TemporaryDirectory(prefix="minimind-check-") as spool:
         sources, ignored = expand(files, Path(spool))
-        reports = []
+        reports, digests = [], []
         for source in sources:
             report = FileReport(source.name)
             try:
-                _check(
+                digests.append(array("Q"))
+                digests[-1] = _check(
                     source,
                     report,
                     tokenizer,
@@ -142,7 +151,8 @@ def check_files(
             except UserError as error:
                 report.error = str(error)
             reports.append(report)
-    return CheckReport(reports, max_seq_length, ignored)
+    shared = shared_documents([report.path for report in reports], digests)
+    return CheckReport(reports, max_seq_length, ignored, shared)
 
 
 def _check(
@@ -152,7 +162,8 @@ def _check(
     kind: Kind | None,
     options: Options,
     encoding: str | None,
-) -> None:
+) -> array[int]:
+    """Fill in the report; returns the digests of the documents."""
     head = streams.inspect(source.path, source.name, encoding)
     report.container = container(head, options.fields.format)
     report.compression, report.encoding, report.encoding_confidence = (
@@ -177,6 +188,7 @@ def _check(
             tokens.finish()
     if not report.records:
         raise UserError(f"{source.name}: holds no record")
+    return text.digests
 
 
 class _TextFigures:
@@ -206,6 +218,11 @@ class _TextFigures:
             self._document(document)
             usable.append(record)
         return usable
+
+    @property
+    def digests(self) -> array[int]:
+        """64 bits a document."""
+        return self._duplicates.digests
 
     def reject(self, reject: Reject) -> None:
         self._report.rejected += 1

@@ -19,9 +19,9 @@ from typing import Literal, NamedTuple, get_args
 
 from minimind.chat import Role, Turn
 from minimind.data.sources import TEXT_FORMATS, is_turns
+from minimind.defaults import Kind as Kind
 from minimind.errors import UserError
 
-Kind = Literal["pretrain", "sft"]
 RecordFormat = Literal["text", "conversations", "messages", "sharegpt", "alpaca", "qa", "turns"]
 FORMATS: tuple[str, ...] = (*get_args(RecordFormat), *TEXT_FORMATS)
 FIELDS = ("text", "prompt", "input", "answer", "system", "turns")

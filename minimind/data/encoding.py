@@ -26,6 +26,7 @@ import numpy.typing as npt
 from minimind.chat import ROLES, Fitted, Turn, fit
 from minimind.data.conversations import BadRecord, Conversation, Fields, Kind, detect, to_document
 from minimind.data.sources import Chunk, Record
+from minimind.defaults import ROW_LENGTH
 from minimind.tokenizer import IM_END, IM_START, Tokenizer
 
 _EXCERPT = 2000
@@ -38,7 +39,7 @@ class Options:
     """Everything besides sources and tokenizer that decides what a store holds."""
 
     kind: Kind
-    max_seq_length: int = 512
+    max_seq_length: int = ROW_LENGTH
     fields: Fields = field(default_factory=Fields)
     allow_special: bool = False
 

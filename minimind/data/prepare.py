@@ -37,8 +37,9 @@ from minimind.data.cache import Say, content_hash, default_cache, locked
 from minimind.data.conversations import Fields, Kind
 from minimind.data.encoding import Counts, Options, encode_chunk, kind_of_first
 from minimind.data.sources import Chunk, Source, chunks_of, container, expand, read_chunks
-from minimind.data.store import StoreWriter
+from minimind.data.store import MANIFEST, StoreWriter
 from minimind.data.tally import Tally
+from minimind.defaults import MAX_BAD_RATIO, ROW_LENGTH
 from minimind.display import complain
 from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer
@@ -64,11 +65,11 @@ def prepare(
     tokenizer: Tokenizer,
     output: Path | None = None,
     kind: Kind | None = "pretrain",
-    max_seq_length: int = 512,
+    max_seq_length: int = ROW_LENGTH,
     *,
     workers: int | None = None,
     skip_bad: bool = False,
-    max_bad_ratio: float = 0.01,
+    max_bad_ratio: float = MAX_BAD_RATIO,
     cache_dir: Path | None = None,
     format: str | None = None,
     text_field: str | None = None,
@@ -257,7 +258,7 @@ def _failing_clearly(store: Path) -> Iterator[None]:
 
 def _key_of(store: Path) -> str | None:
     try:
-        key: object = json.loads((store / "manifest.json").read_bytes()).get("key")
+        key: object = json.loads((store / MANIFEST).read_bytes()).get("key")
     except (OSError, ValueError):
         return None
     return key if isinstance(key, str) else None
@@ -265,7 +266,7 @@ def _key_of(store: Path) -> str | None:
 
 def _is_old_store(store: Path) -> bool:
     """Whether a store is there, to be replaced; raises ``UserError`` if it is something of the user's."""
-    if (store / "manifest.json").exists():
+    if (store / MANIFEST).exists():
         return True
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise UserError(f"{store}: exists and is no token store; name another output")

@@ -108,7 +108,7 @@ def percentiles(lengths: npt.ArrayLike) -> dict[str, int]:
 class Duplicates:
     """Feed it documents; ask for counts at the end."""
 
-    _digests: array[int] = field(default_factory=lambda: array("Q"))
+    digests: array[int] = field(default_factory=lambda: array("Q"))
     _bands: dict[bytes, int] = field(default_factory=dict)
     _sketches: list[npt.NDArray[np.uint32]] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
@@ -116,8 +116,8 @@ class Duplicates:
 
     def add(self, text: str) -> None:
         digest = int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
-        self._digests.append(digest)
-        if len(self._digests) > _NEAR_LIMIT or digest in self._seen:
+        self.digests.append(digest)
+        if len(self.digests) > _NEAR_LIMIT or digest in self._seen:
             return
         self._seen.add(digest)
         if (sketch := minhash(text)) is not None:
@@ -126,12 +126,12 @@ class Duplicates:
     @property
     def exact(self) -> int:
         """Documents that equal an earlier one."""
-        return len(self._digests) - len(np.unique(np.frombuffer(self._digests, np.uint64)))
+        return len(self.digests) - len(np.unique(np.frombuffer(self.digests, np.uint64)))
 
     @property
     def compared(self) -> int:
         """How many documents near duplicates were looked for in."""
-        return min(len(self._digests), _NEAR_LIMIT)
+        return min(len(self.digests), _NEAR_LIMIT)
 
     def _is_near(self, sketch: npt.NDArray[np.uint32]) -> bool:
         keys = [bytes([i]) + band.tobytes() for i, band in enumerate(sketch.reshape(_BANDS, -1))]

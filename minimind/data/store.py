@@ -30,15 +30,15 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from minimind.defaults import Kind as Kind
 from minimind.durable import sync_directory
 from minimind.errors import UserError
 
-Kind = Literal["pretrain", "sft"]
 MANIFEST = "manifest.json"
 VERSION = 1
 _FLUSH_TOKENS = 1 << 20
@@ -311,7 +311,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         version, _ = manifest["version"], manifest["files"]
     except OSError as error:
         raise UserError(
-            f"no token store at {path} ({MANIFEST}: {error.strerror}); make one with `minimind prepare`"
+            f"no token store at {path} ({MANIFEST}: {error.strerror}); `minimind prepare --help` says how to make one"
         ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path / MANIFEST} is damaged; delete the store and prepare it again") from error

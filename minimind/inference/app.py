@@ -22,6 +22,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 
 from minimind.chat import Turn, prompt_ids
+from minimind.defaults import CHAT_TOKENS, TEXT_TOKENS
 from minimind.inference.answers import Question, Speaker
 from minimind.inference.front import HERE, MAX_BODY, Front, Hosts
 from minimind.inference.openai_schema import ApiError, ChatRequest, CompletionRequest, Reply, describe, usage
@@ -33,7 +34,6 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-CHAT_TOKENS, COMPLETION_TOKENS = 400, 200  # as `minimind chat` and `minimind generate`
 
 
 def make_app(
@@ -95,7 +95,7 @@ class Endpoints:
         tokenizer = self.speaker.tokenizer
         self._check_model(body)
         prompt = [tokenizer.bos_id, *await self._tokenize(tokenizer.encode, body.prompt)]
-        question = Question(prompt, body.sampling(COMPLETION_TOKENS), [tokenizer.eos_id], body.stop)
+        question = Question(prompt, body.sampling(TEXT_TOKENS), [tokenizer.eos_id], body.stop)
         return await self._respond(body, question, request, Reply(self.name, chat=False))
 
     async def _tokenize(self, work: Callable[..., list[int]], *arguments: Any) -> list[int]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minimind.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.errors import UserError
 from minimind.inference.decoding import decode_step
 from minimind.inference.loading import load_model
@@ -34,8 +35,8 @@ class Sampler:
     ``temperature`` 0: the likeliest. ``top_k`` 0 and ``top_p`` 1: off. ``repetition_penalty`` 1: off.
     """
 
-    temperature: float = 0.8
-    top_p: float = 0.95
+    temperature: float = TEXT_TEMPERATURE
+    top_p: float = TEXT_TOP_P
     top_k: int = 0
     repetition_penalty: float = 1.0
 
@@ -168,8 +169,8 @@ def generate(
     prompt_ids: Sequence[int],
     max_new_tokens: int = 256,
     *,
-    temperature: float = 0.8,
-    top_p: float = 0.95,
+    temperature: float = TEXT_TEMPERATURE,
+    top_p: float = TEXT_TOP_P,
     top_k: int = 0,
     repetition_penalty: float = 1.0,
     stop_ids: Collection[int] = (),
@@ -211,8 +212,8 @@ def generate_batch(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int = 256,
     *,
-    temperature: float = 0.8,
-    top_p: float = 0.95,
+    temperature: float = TEXT_TEMPERATURE,
+    top_p: float = TEXT_TOP_P,
     top_k: int = 0,
     repetition_penalty: float = 1.0,
     stop_ids: Collection[int] = (),

@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from minimind.defaults import FINAL, LATEST, MODEL_STATES, RUN_CONFIG
 from minimind.errors import UserError
 from minimind.interop import huggingface, upstream
+from minimind.interop.huggingface import CONFIG
 from minimind.model import ModelConfig, Transformer
 from minimind.tokenizer import FILE_NAME, Tokenizer
 
-MODEL_STATES = "mp_rank_00_model_states.pt"
 State = dict[str, Tensor]
 
 
@@ -81,11 +82,11 @@ def _resolve(path: Path) -> Path:
         raise UserError(
             f"{path}: there is no such model; give a run directory, a checkpoint, an exported directory or a .pth"
         )
-    if path.is_file() or (path / "config.json").is_file() or _checkpoint_file(path):
+    if path.is_file() or (path / CONFIG).is_file() or _checkpoint_file(path):
         return path
-    if (path / "final" / "config.json").is_file():
-        return path / "final"
-    latest = path / "latest"
+    if (path / FINAL / CONFIG).is_file():
+        return path / FINAL
+    latest = path / LATEST
     if latest.is_file() and _checkpoint_file(path / latest.read_text(encoding="utf-8").strip()):
         return path / latest.read_text(encoding="utf-8").strip()
     raise UserError(
@@ -98,7 +99,7 @@ def _read(source: Path) -> tuple[State, ModelConfig, Path]:
     if source.is_file():
         state, config = upstream.load_pth(source)
         return state, config, source.parent
-    if (source / "config.json").is_file():
+    if (source / CONFIG).is_file():
         state, config = huggingface.load_pretrained(source)
         return state, config, source
     return _read_checkpoint(source)
@@ -125,14 +126,14 @@ def _checkpoint_file(path: Path) -> Path | None:
 def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
     file = _checkpoint_file(path)
     assert file is not None, "callers go through _resolve"
-    run_dir = next((parent for parent in path.resolve().parents if (parent / "config.yaml").is_file()), None)
+    run_dir = next((parent for parent in path.resolve().parents if (parent / RUN_CONFIG).is_file()), None)
     if run_dir is None:
         raise UserError(
             f"{path}: a checkpoint needs its run's config.yaml above it; keep it inside the run directory"
         )
     from minimind.config import load_run_config
 
-    run = load_run_config(run_dir / "config.yaml")
+    run = load_run_config(run_dir / RUN_CONFIG)
     state = upstream.read_torch(file).get("module")
     if not isinstance(state, dict):
         raise UserError(f"{file}: not a DeepSpeed checkpoint (it has no weights under 'module')")

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
+from minimind.defaults import CHAT_TEMPERATURE, CHAT_TOP_P, TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.inference.answers import Finish
 from minimind.terminal import Sampling
 
@@ -201,16 +202,16 @@ class ChatRequest(Request):
     """POST /v1/chat/completions. Defaults as `minimind chat`."""
 
     messages: Annotated[list[Message], BeforeValidator(_few_messages), Field(min_length=1)]
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.7
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
+    temperature: Annotated[float, Field(ge=0, le=2)] = CHAT_TEMPERATURE
+    top_p: Annotated[float, Field(gt=0, le=1)] = CHAT_TOP_P
 
 
 class CompletionRequest(Request):
     """POST /v1/completions. Defaults as `minimind generate`."""
 
     prompt: Annotated[Text, BeforeValidator(_only_text)]
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    temperature: Annotated[float, Field(ge=0, le=2)] = TEXT_TEMPERATURE
+    top_p: Annotated[float, Field(gt=0, le=1)] = TEXT_TOP_P
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from minimind.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.errors import UserError
 from minimind.interop.tokenizer_files import tokenizer_files
 from minimind.model_config import ModelConfig
@@ -95,7 +96,7 @@ def llama_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
 def _generation_config(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Answers end with <|im_end|>, texts with eos."""
     stops = [EOS_ID] if tokenizer is None else [EOS_ID, tokenizer.im_end_id]
-    sampling = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
+    sampling = {"do_sample": True, "temperature": TEXT_TEMPERATURE, "top_p": TEXT_TOP_P}
     return {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": stops, **sampling}
 
 

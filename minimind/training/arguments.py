@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minimind.command_lines import OwnCommand
 from minimind.data.conversations import Kind
 from minimind.display import complain
+from minimind.hardware import Hardware
 
 # Options that are fields of RunConfig; each is None unless given, so that the YAML's value stands.
 _CONFIG_OPTIONS = (
@@ -50,7 +53,21 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(
             "--model", type=Path, required=True, help="pretrained run, checkpoint or directory"
         )
-    return parser.parse_args(arguments)
+    return with_words(parser, arguments)
+
+
+def with_words(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """The parsed options, and in ``words`` how they were typed."""
+    words = sys.argv[1:] if arguments is None else arguments
+    parsed = parser.parse_args(words)
+    parsed.words = list(words)
+    return parsed
+
+
+def own_command(script: str, arguments: argparse.Namespace, ranks: int, hardware: Hardware) -> OwnCommand:
+    """The command that this process was started with, for lines that a person may type."""
+    usual = hardware.count if hardware.device_type == "cuda" else 1
+    return OwnCommand(script, tuple(getattr(arguments, "words", ())), ranks, usual)
 
 
 def common_parser(script: str) -> Parser:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minimind.defaults import BEST, CHECKPOINTS, LATEST
 from minimind.durable import sync_directory, write_durably
 from minimind.errors import UserError
 from minimind.findings import Finding
 
 MANIFEST = "manifest.json"
-LATEST, BEST = "latest", "best"
 TEMPORARY = ".incomplete-"
 
 
@@ -41,7 +41,7 @@ class Checkpoint:
 
 def directories(run_dir: Path, step: int) -> tuple[Path, Path]:
     """Where the checkpoint of ``step`` is written, and where it is once it is complete."""
-    final = run_dir / "checkpoints" / f"step-{step:08d}"
+    final = run_dir / CHECKPOINTS / f"step-{step:08d}"
     return final.parent / f"{TEMPORARY}{final.name}", final
 
 
@@ -66,7 +66,7 @@ def publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
 
 def remove_debris(run_dir: Path) -> None:
     """Delete what killed or failed saves left; only when no save is running."""
-    for debris in (run_dir / "checkpoints").glob(f"{TEMPORARY}*"):
+    for debris in (run_dir / CHECKPOINTS).glob(f"{TEMPORARY}*"):
         shutil.rmtree(debris)
 
 
@@ -155,7 +155,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def all_checkpoints(run_dir: Path) -> list[Checkpoint]:
     """Every published checkpoint of a run, newest first, not yet verified."""
-    found = [Checkpoint(path, int(path.name[5:])) for path in (run_dir / "checkpoints").glob("step-*")]
+    found = [Checkpoint(path, int(path.name[5:])) for path in (run_dir / CHECKPOINTS).glob("step-*")]
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
 
 

@@ -20,9 +20,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from minimind.command_lines import typed
 from minimind.display import console as showing_console
 from minimind.display import shown
 from minimind.findings import Finding
+from minimind.hardware import advised_config
 
 if TYPE_CHECKING:
     from minimind.training.metrics import RunSummary, StepMetrics
@@ -128,6 +130,7 @@ def header_rows(s: RunSummary) -> list[tuple[str, str]]:
             "data",
             f"{s.rows:,} rows of {s.row_length}, {s.fill:.1%} full, {count(s.epoch_tokens)} trainable tokens",
         ),
+        *([("", f"from {s.data}")] if s.data is not None else []),
         *(
             (
                 "",
@@ -137,7 +140,7 @@ def header_rows(s: RunSummary) -> list[tuple[str, str]]:
         ),
         ("step", f"{s.rows_per_step} rows = {s.tokens_per_step:,} tokens ({split})"),
         ("run", f"{s.total_steps:,} steps, {s.epochs:.2f} epochs, {tokens} trainable tokens, {time}{start}"),
-        *([("held-out", s.eval_remark)] if s.eval_remark is not None else []),
+        *([("held-out", held_out)] if (held_out := _held_out(s)) else []),
         ("precision", f"{s.precision}, {zero}, from {s.deepspeed_config}"),
         ("optimizer", f"{s.optimizer}, {clip}; {s.schedule}"),
         ("device", f"{s.device}{memory}"),
@@ -145,19 +148,28 @@ def header_rows(s: RunSummary) -> list[tuple[str, str]]:
     ]
 
 
+def _held_out(s: RunSummary) -> str:
+    return "; ".join(part for part in (s.held_out, s.eval_remark) if part is not None)
+
+
 def next_steps(summary: RunSummary, ending: Ending) -> list[tuple[str, str]]:
     """What there is now and what a person would type next, as (label, text)."""
     run = summary.output_dir
-    look = ("look", f"minimind report {run}")
+    look = ("look", typed("minimind", "report", run))
     if ending.model is None:
-        go_on = ("go on", "the same command with --resume")
+        go_on = ("go on", summary.resume_command or "the same command with --resume")
         return [go_on, look] if ending.reason == "stopped" else [look] if ending.last else []
     model = ("model", str(ending.model))
     if summary.kind == "sft":
-        return [model, ("chat", f"minimind chat {run}"), look]
-    config = f"ds_configs/sft_{summary.precision}.json"
-    tune = ("tune", f"deepspeed launch/sft.py --deepspeed_config {config} --model {run}")
-    return [model, ("try", f"minimind generate {run} --prompt '...'"), tune, look]
+        return [model, ("chat", typed("minimind", "chat", run)), look]
+    # Which conversations nobody has said yet, and a line without them would train on the built-in ones.
+    config = advised_config(summary.deepspeed_config, "sft", summary.precision)
+    options = typed("--model", run, "--deepspeed_config", config)
+    tune = (
+        "tune",
+        summary.tune_command or f"give conversations to launch/sft.py: --train-file, with {options}",
+    )
+    return [model, ("try", f"{typed('minimind', 'generate', run)} --prompt '...'"), tune, look]
 
 
 class ConsoleLog:
@@ -187,6 +199,14 @@ class ConsoleLog:
             self._live.update(_line(fit(fields, self._out.width - 1)), refresh=True)
         elif metrics.step in (1, self._total) or metrics.step % self._every == 0:
             self._out.print(_line(fit(fields, None)))
+
+    def evaluating(self, done: int, total: int) -> None:
+        """How far an evaluation that takes long has come: in place on a terminal, else a line."""
+        line = _line([("held-out", f"{done:,} of {total:,} batches")])
+        if self._live is not None:
+            self._live.update(line, refresh=True)
+        else:
+            self._out.print(line)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """`record`: step, loss, ppl, bits_per_byte, best."""

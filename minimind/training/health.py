@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,11 @@ from minimind.findings import Finding
 from minimind.health_config import HealthConfig
 from minimind.training import health_rules as rules
 from minimind.training.health_rules import Blocks
+from minimind.training.lr_bands import judged_band, start_rate
 
 if TYPE_CHECKING:
     from minimind.training.metrics import StepMetrics
 
-# Parameters, where the bands of learning rates meet
-TINY, SMALL, LARGE = 10_000_000, 200_000_000, 1_000_000_000
 PACES = 10  # throughput windows that make up "before"
 WINDOWS = ("losses", "norms", "skips", "paces", "waits", "evaluations")
 NUMBERS = ("low_scale_steps", "start_skips", "peak_lr", "tokens", "loss_sum", "loss_count")
@@ -177,47 +176,34 @@ class Health:
 
 
 def before_run(
-    kind: str, optimizer: str, lr: float, num_parameters: int, thresholds: HealthConfig | None = None
+    kind: str,
+    optimizer: str,
+    lr: float,
+    num_parameters: int,
+    thresholds: HealthConfig | None = None,
+    sweep: str | None = None,
 ) -> list[Finding]:
     """Is the peak learning rate usual for this model, optimizer and ``kind`` ("pretrain" or "sft")?
 
-    ``lr`` is the rate of the matrices (Muon: ``muon_lr``). An optimizer without a known band gives nothing.
+    ``lr`` is the rate of the matrices (Muon: ``muon_lr``). An optimizer without a known band gives nothing. ``sweep``:
+    the command that compares rates, if there is one.
     """
     config = thresholds or HealthConfig()
-    low, high = _adam_band(num_parameters, config)
-    bands: dict[str, Callable[[], tuple[float, float]]] = {
-        "adam": lambda: (low, high),
-        "adamw": lambda: (low, high),
-        "adamw8bit": lambda: (low, high),
-        "lion": lambda: (low / 10, high / 3),  # arXiv 2302.06675: three to ten times below AdamW's
-        "muon": lambda: config.lr_band_muon,
-    }
-    if not config.enabled or optimizer.lower() not in bands:
+    band = judged_band(kind, optimizer, num_parameters, config)
+    if not config.enabled or band is None or band.holds(lr):
         return []
-    low, high = bands[optimizer.lower()]()
-    if kind == "sft":
-        low, high = low / 10, high / 5
-    if low * (1 - 1e-9) <= lr <= high * (1 + 1e-9):
-        return []
-    side = "below" if lr < low else "above"
+    side = "below" if lr < band.low else "above"
     task = "fine-tuning" if kind == "sft" else "pretraining"
+    start = start_rate(kind, optimizer, band)
     return [
         Finding(
             f"lr-{side}-band",
-            f"learning rate {lr:g} is {side} the usual {low:.3g} to {high:.3g} for {task} "
+            f"learning rate {lr:g} is {side} the usual {band.low:.3g} to {band.high:.3g} for {task} "
             f"{num_parameters / 1e6:.3g}M parameters with {optimizer}",
-            f"start from {math.sqrt(low * high):.1g}, or compare a few with launch/lr_sweep.py",
-            values={"lr": lr, "low": low, "high": high},
+            f"start from {start:g}" + (f", or compare a few: {sweep}" if sweep else ""),
+            values={"lr": lr, "low": band.low, "high": band.high, "start": start},
         )
     ]
-
-
-def _adam_band(num_parameters: int, config: HealthConfig) -> tuple[float, float]:
-    if num_parameters < TINY:
-        return config.lr_band_tiny
-    if num_parameters < SMALL:
-        return config.lr_band_small
-    return config.lr_band if num_parameters < LARGE else config.lr_band_large
 
 
 def _news(found: Iterable[Finding], episodes: dict[str, int], heal: int, step: int) -> list[Finding]:

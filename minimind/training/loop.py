@@ -231,6 +231,7 @@ class Interrupted(Exception):
 def until_stop(run: Run) -> Iterator[Batch]:
     """The held-out batches, equally many on every rank; raises Interrupted on all ranks at the same one."""
     for index, batch in enumerate(run.held_out):
+        run.metrics.evaluating(index, len(run.held_out))
         if index % LOOK_UP == 0 and run.engine.sum_over_ranks([float(run.stop.requested)])[0] > 0:
             raise Interrupted
         yield batch

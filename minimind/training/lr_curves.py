@@ -61,34 +61,6 @@ class Recommendation:
     advice: str = ""
 
 
-@dataclass(frozen=True)
-class Band:
-    """The rates that models of this size are usually trained with, and where that comes from."""
-
-    low: float
-    high: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.low:.2g} to {self.high:.2g} ({self.source})"
-
-
-def usual_band(num_parameters: int, optimizer_type: str) -> Band:
-    """The usual peak rate for a model of ``num_parameters`` under this optimizer; a prior, not a result."""
-    # Within a third of Pythia's table (github.com/EleutherAI/pythia: 19M 1e-3, 125M 6e-4, 800M 3e-4, 1.3B 2e-4), which
-    # is the careful end; SmolLM-135M trained at 3e-3 (github.com/huggingface/smollm, config_smollm1_135M.yaml).
-    centre = 1e-3 * (19e6 / num_parameters) ** (1 / 3)
-    low, high = centre / 2, centre * 6
-    source = f"AdamW at {num_parameters / 1e6:.3g}M parameters, from Pythia's to SmolLM's choices"
-    if optimizer_type.lower() == "lion":
-        return Band(low / 10, high / 3, f"{source}; for Lion 3 to 10 times lower, arXiv 2302.06675 section 5")
-    if optimizer_type.lower() == "muon":
-        return Band(
-            low, high, f"{source}; Muon's own muon_lr starts from 0.02, kellerjordan.github.io/posts/muon"
-        )
-    return Band(low, high, source)
-
-
 def geometric(low: float, high: float, count: int) -> list[float]:
     """``count`` rates from ``low`` to ``high`` by equal factors, to three digits: what is printed is what runs."""
     ratio = (high / low) ** (1 / (count - 1))

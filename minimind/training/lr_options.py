@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from minimind.errors import UserError
-from minimind.training.arguments import common_parser
+from minimind.training.arguments import common_parser, with_words
 from minimind.training.lr_curves import geometric
 
 MIN_STEPS = 10  # fewer can't be told from noise
+PRETRAIN_ONLY = ("--max-steps", "--overfit-one-batch", "--eval-file")  # what a sweep has no use for
+WHICH_RATES = ("--learning-rates", "--from", "--to", "--count")  # options that a new range replaces
+SWEEP_ONLY = (*WHICH_RATES, "--steps", "--range-test")  # and those that pretrain.py lacks
 RATES = ("lr", "muon_lr", "adam_lr")  # optimizer.params that are learning rates
 
 
@@ -31,7 +34,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--range-test", action="store_true", help="one run, its rate rising from --from to --to step by step"
     )
-    return parser.parse_args(argv)
+    return with_words(parser, argv)
 
 
 def choose_rates(arguments: argparse.Namespace) -> list[float]:

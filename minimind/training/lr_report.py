@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from rich.table import Table
 
 from minimind.durable import write_durably
 from minimind.report_charts import COLOURS
-from minimind.training.lr_curves import Band, Curve, Recommendation, Verdict, centred, smoothed
+from minimind.training.lr_bands import Band
+from minimind.training.lr_curves import Curve, Recommendation, Verdict, centred, smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +39,8 @@ class Outcome:
     settings: Mapping[str, float]
     band: Band
     about: Mapping[str, Any]
+    again: Callable[[float, float], str]  # the command that sweeps from one rate to another
+    train: Callable[[float], str]  # the command that trains at a rate
 
 
 def report(outcome: Outcome, directory: Path, console: Console) -> None:
@@ -76,12 +80,26 @@ def summary(outcome: Outcome) -> list[str]:
     lines.append(f"reason: {chosen.reason}")
     if chosen.advice:
         lines.append(f"next: {chosen.advice}")
+    if (ends := _range(outcome)) is not None:
+        lines.append(f"sweep: {outcome.again(*ends)}")
+    if chosen.rate is not None and list(outcome.settings) == ["lr"]:  # Muon's rates stand in the JSON only
+        lines.append(f"train: {outcome.train(chosen.rate)}")
     lines.append(f"usual band: {band}")
-    if chosen.rate is not None and not band.low <= chosen.rate <= band.high:
+    if chosen.rate is not None and not band.holds(chosen.rate):
         lines.append(
             "the recommended rate is outside it: trust it for this data, but sweep again with more --steps"
         )
     return lines
+
+
+def _range(outcome: Outcome) -> tuple[float, float] | None:
+    """The range that the advice names; an end that it leaves open is this sweep's."""
+    named = dict(re.findall(r"--(from|to) ([\d.e+-]*\d)", outcome.recommendation.advice))
+    if not named:
+        return None
+    seen = [rate for curve in outcome.curves for rate in (curve.rates or (curve.rate,))]
+    low, high = float(named.get("from", min(seen))), float(named.get("to", max(seen)))
+    return (low, high) if low < high else (low, 10 * low)
 
 
 def document(outcome: Outcome) -> dict[str, Any]:

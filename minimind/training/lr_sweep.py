@@ -21,18 +21,21 @@ from typing import Any
 
 from rich.console import Console
 
+from minimind.command_lines import OwnCommand
 from minimind.config import RunConfig, load_run_config
 from minimind.data.batches import Batches, prefetch
 from minimind.display import console
+from minimind.errors import UserError
 from minimind.hardware import Hardware, detect
 from minimind.training import setup
-from minimind.training.arguments import config_options
+from minimind.training.arguments import config_options, own_command
 from minimind.training.control import Control
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.deepspeed_config.source import read_source
 from minimind.training.engine import start_processes
-from minimind.training.lr_curves import Curve, judge, recommend, recommend_from_range, usual_band
-from minimind.training.lr_options import choose_rates, parse, rates_at, with_rate
+from minimind.training.lr_bands import usual_band
+from minimind.training.lr_curves import Curve, judge, recommend, recommend_from_range
+from minimind.training.lr_options import SWEEP_ONLY, WHICH_RATES, choose_rates, parse, rates_at, with_rate
 from minimind.training.lr_report import Outcome, report
 from minimind.training.main import exit_with
 from minimind.training.metrics import StepMetrics
@@ -92,6 +95,7 @@ class Bench:
     steps: int
     first: bool  # this process is rank 0, the one that prints and writes
     console: Console
+    command: OwnCommand
 
     def resolved_at(self, rate: float) -> Resolved:
         """The configuration with the JSON's rate replaced (the YAML's, which must equal it, is left out)."""
@@ -107,6 +111,8 @@ class Bench:
 def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) -> Bench:
     """From the command line to data and batches, as for pretraining. Raises UserError."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
+    if config.commanded("learning_rate"):
+        raise UserError(f"{config.place('learning_rate')}: a sweep sets the rates itself: leave it out")
     output = config.output_dir if "output_dir" in config.explicit else DEFAULT_OUTPUT
     config = config.model_copy(update={"output_dir": output, "eval_file": []})  # nothing is evaluated here
     hardware = detect()
@@ -121,7 +127,8 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     )
     batches = setup.make_batches(data, config, base)
     steps = arguments.steps or (RANGE_STEPS if arguments.range_test else SWEEP_STEPS)
-    bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, console())
+    bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, console(),
+                  own_command("lr_sweep", arguments, base.world_size, hardware))  # fmt: skip
     for finding in [*base.findings, *notes]:
         if finding.code != "scheduler-deepspeed":
             bench.say(f"! {finding.code}: {finding.message}")
@@ -238,4 +245,18 @@ def conclude(bench: Bench, name: str, curves: Sequence[Curve]) -> Outcome:
         "seed": bench.config.seed,
     }
     band = usual_band(model.num_parameters(), optimizer.type)
-    return Outcome(name, curves, verdicts, chosen, settings, band, about)
+    return Outcome(name, curves, verdicts, chosen, settings, band, about,
+                   lambda low, high: sweep_line(bench, low, high), lambda rate: train_line(bench, rate))  # fmt: skip
+
+
+def sweep_line(bench: Bench, low: float, high: float) -> str:
+    """The command that sweeps from ``low`` to ``high`` as this one did."""
+    return bench.command.line("--from", f"{low:.2g}", "--to", f"{high:.2g}", without=WHICH_RATES)
+
+
+def train_line(bench: Bench, rate: float) -> str:
+    """The command that trains on the same data at ``rate``, beside what the sweep has written."""
+    output = bench.config.output_dir
+    beside = output.with_name(f"{output.name}-run")
+    options = ("--set", f"learning_rate={rate:.3g}", "--output-dir", beside)
+    return bench.command.line(*options, without=(*SWEEP_ONLY, "--output-dir"), script="pretrain")

@@ -13,21 +13,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from minimind.command_lines import OwnCommand
 from minimind.config import RunConfig, load_run_config
 from minimind.data.conversations import Kind
+from minimind.defaults import FINAL
 from minimind.display import complain, say
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware, detect
 from minimind.model import Transformer
 from minimind.training import setup
-from minimind.training.arguments import config_options, parse
+from minimind.training.arguments import config_options, own_command, parse
 from minimind.training.control import Control
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Engine, start_processes
 from minimind.training.health import before_run
+from minimind.training.held_out import held_out_findings
 from minimind.training.loop import Run, train
+from minimind.training.lr_bands import usual_band
 from minimind.training.metrics import Metrics
+from minimind.training.next_commands import sweep_command
 from minimind.training.recorder import Progress
 from minimind.training.rescue import Builder, give_up, rescue
 from minimind.training.resume import Start, agree, describe, find_start
@@ -36,8 +41,6 @@ from minimind.training.run_lock import RunLock
 from minimind.training.saver import Saver
 from minimind.training.signals import StoppedEarly, StopRequest, say_stopped
 from minimind.training.summary import schedule_lines, summarize
-
-SFT_DEFAULTS = {"learning_rate": 1e-4}  # what "auto" means for fine-tuning: a tenth of pretraining's
 
 
 def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
@@ -95,7 +98,12 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
     # Rank 0 looks for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
     start = control.first_does(lambda: find_start(arguments.resume, config.output_dir))
     builder = Builder(
-        config, resolved, plan, new_model, lambda treated: describe(config, treated, data, plan)
+        config,
+        resolved,
+        plan,
+        new_model,
+        lambda treated: describe(config, treated, data, plan),
+        own_command(kind, arguments, resolved.world_size, hardware),
     )
     about = builder.describe(builder.treated(start.rollbacks))
     notes += start.findings + control.first_does(lambda: agree(start.checkpoint, about))
@@ -107,8 +115,10 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
             lambda: open_directory(config, resolved, hardware, data.tokenizer, start, progress.best.step)
         )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
-    metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
-    for finding in [*resolved.findings, *notes, *usual_rates(kind, config, resolved)]:
+    metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments,
+                             builder.command))  # fmt: skip
+    rates = usual_rates(kind, config, resolved, builder.command)
+    for finding in [*rates, *resolved.findings, *held_out_findings(data, config), *notes]:
         metrics.finding(finding)
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)
@@ -136,7 +146,7 @@ def train_and_save(run: Run, builder: Builder) -> tuple[Run, str, bool]:
         run, reason = train_with_recovery(run, builder)
     finally:
         saved = run.saver.finish()
-    for finding in run.saver.poll():
+    for finding in run.saver.poll(last=True):
         run.metrics.finding(finding)
     return run, "failed" if reason == "stopped" and not saved else reason, saved
 
@@ -146,7 +156,7 @@ def train_with_recovery(run: Run, builder: Builder) -> tuple[Run, str]:
     while (reason := train(run)) == "trouble":
         treated = rescue(run, builder)
         if treated is None:
-            return run, give_up(run)
+            return run, give_up(run, builder)
         run = treated
     return run, reason
 
@@ -162,7 +172,7 @@ def resolve_json(
         hardware,
         emulate_fp16=config.emulate_fp16,
         num_parameters=config.model.num_parameters(),
-        defaults=SFT_DEFAULTS if kind == "sft" else None,
+        kind=kind,
     )
 
 
@@ -187,11 +197,17 @@ def open_metrics(
     )
 
 
-def usual_rates(kind: Kind, config: RunConfig, resolved: Resolved) -> list[Finding]:
+def usual_rates(
+    kind: Kind, config: RunConfig, resolved: Resolved, command: OwnCommand | None = None
+) -> list[Finding]:
     """Whether the learning rate is out of the band that is usual for the model's size."""
-    rates = resolved.optimizer.params
+    rates, size = resolved.optimizer.params, config.model.num_parameters()
+    sweep = None
+    if kind == "pretrain" and command is not None and not config.commanded("learning_rate"):
+        band = usual_band(size, resolved.optimizer.type, kind, config.health)
+        sweep = sweep_command(command, config, band.low, band.high)
     rate = rates.get("muon_lr", rates["lr"])
-    return before_run(kind, resolved.optimizer.type, rate, config.model.num_parameters(), config.health)
+    return before_run(kind, resolved.optimizer.type, rate, size, config.health, sweep)
 
 
 def end_dry_run(
@@ -227,7 +243,7 @@ def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
     """Write ``final/`` in Hugging Face layout; all ranks call it."""
     from minimind.interop.huggingface import save_pretrained
 
-    final = config.output_dir / "final"
+    final = config.output_dir / FINAL
     if engine.rank == 0:
         save_pretrained(engine.weights(), config.model, data.tokenizer, final)
     engine.barrier()

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minimind.findings import Finding
+from minimind.training.advice import Adviser
 from minimind.training.best import Best
+from minimind.training.cadence import evaluations
 from minimind.training.console import ConsoleLog, Ending
 from minimind.training.metrics_file import FILE_NAME, MetricsFile, read_metrics
 from minimind.training.recovery import Rollback, describe_rollback
@@ -27,6 +29,9 @@ from minimind.training.tracking import WandbLog
 
 if TYPE_CHECKING:
     from minimind.config import RunConfig
+
+
+PROGRESS_SECONDS = 10.0  # between two looks at an evaluation that takes long
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,12 @@ class RunSummary:
     seed: int | None = None
     sources: list[dict[str, Any]] | None = None  # weighted sources: Mixture.describe()
     eval_remark: str | None = None  # how often it evaluates and why, if it chose that and it is not the usual
+    data: str | None = None  # where the training documents come from
+    held_out: str | None = None  # and the held-out ones
+    resume_command: str | None = None  # the command that goes on with this run
+    tune_command: str | None = None  # the command that fine-tunes its model
+    eval_steps: int | None = None
+    evaluation_cost: float = 0.0  # one evaluation, in optimizer steps
 
     @property
     def rows_per_step(self) -> int:
@@ -159,11 +170,13 @@ class Metrics:
         if not self.active:
             return
         self._summary: RunSummary | None = None
+        self._progress_said = clock()
         self._total, self._clock, self._started = total_steps, clock, clock()
         self._first: tuple[int, float] | None = None  # step and time of the first report
         self._last: StepMetrics | None = None
         self._evaluated: tuple[int, float] | None = None  # step and loss
         self._write_failed = False
+        self.adviser = Adviser(run_dir)
         self._console = console or ConsoleLog(total_steps, run_config.logging_steps)
         self._file: MetricsFile | None = None
         if dry_run:
@@ -181,6 +194,7 @@ class Metrics:
         if not self.active:
             return
         self._summary = summary
+        self.adviser.gradient_clipping = summary.gradient_clipping
         facts = asdict(summary)
         facts["task"] = facts.pop("kind")  # "kind" names the sort of line
         self._write("run", {"step": summary.resumed_step or 0, "time": time.time(), **facts})
@@ -200,6 +214,15 @@ class Metrics:
         self._console.step(metrics, record["ppl"], self._eta(metrics.step))
         record.update({f"loss of {source['source']}": source["loss"] for source in sources})
         self._to_wandb("train", record)
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Batch ``done`` of the ``total`` of an evaluation comes next; shown while it takes long."""
+        now = self._clock() if self.active else 0.0
+        if not self.active or done == 0:
+            self._progress_said = now
+        elif now - self._progress_said >= PROGRESS_SECONDS:
+            self._progress_said = now
+            self._console.evaluating(done, total)
 
     def evaluation(self, result: EvalMetrics, step: int) -> None:
         """A held-out evaluation after optimizer step `step`, which `best` has been told of."""
@@ -221,6 +244,7 @@ class Metrics:
     def finding(self, finding: Finding) -> None:
         if not self.active:
             return
+        finding = self.adviser.complete(finding)
         values = {k: v if math.isfinite(v) else str(v) for k, v in finding.values.items()}
         self._write("finding", asdict(finding) | {"values": values})
         self._console.finding(finding)
@@ -274,7 +298,20 @@ class Metrics:
         # From the first report on: compilation and warm-up don't count, evaluations and saves do.
         if self._first is None or step <= self._first[0]:
             return None
-        return (self._clock() - self._first[1]) / (step - self._first[0]) * max(self._total - step, 0)
+        pace = (self._clock() - self._first[1]) / self._work(self._first[0], step)
+        return pace * self._work(step, self._total) if step < self._total else 0.0
+
+    def _work(self, after: int, upto: int) -> float:
+        """The steps from one to another, and the evaluations between them counted as steps.
+
+        That after the last one is known to come and not measured yet when it matters, and may be the longest of all.
+        """
+        summary = self._summary
+        if summary is None or summary.eval_steps is None:
+            return upto - after
+        return (
+            upto - after + summary.evaluation_cost * evaluations(after, upto, self._total, summary.eval_steps)
+        )
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         if self._file is None:

@@ -87,7 +87,7 @@ def _adamw8bit(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.op
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise UserError(
-            "AdamW8bit needs bitsandbytes, which is not installed; pip install 'minimind[bnb]'"
+            "AdamW8bit needs bitsandbytes, which is not installed; pip install bitsandbytes"
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(groups, **_pick(params, "lr", "betas", "eps"))
     return optimizer

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from minimind.defaults import MODEL_STATES
 from minimind.errors import UserError
 
-MODEL_STATES = "mp_rank_00_model_states.pt"  # one for all ranks
 _HALF = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 
 

@@ -25,12 +25,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from minimind.defaults import RECOVERY
 from minimind.durable import write_durably
 from minimind.findings import Finding
 from minimind.recovery_config import RecoveryConfig
 from minimind.training.trouble import Trouble
 
-FILE_NAME = "recovery.json"
+FILE_NAME = RECOVERY
 RUNGS = ("rollback", "fixed-scale", "fp32")
 
 

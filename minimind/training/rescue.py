@@ -13,11 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from minimind.command_lines import OwnCommand
 from minimind.config import RunConfig
+from minimind.defaults import FIXED_LOSS_SCALE, POST_MORTEM
 from minimind.durable import write_durably
 from minimind.findings import Finding
+from minimind.hardware import detect
 from minimind.model import Transformer
 from minimind.training import setup
+from minimind.training.advice import LOWER_CLIPPING
 from minimind.training.checkpoints import (
     Checkpoint,
     all_checkpoints,
@@ -30,6 +34,7 @@ from minimind.training.culprits import find_culprits
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.engine import Engine
 from minimind.training.loop import Run
+from minimind.training.lr_options import RATES
 from minimind.training.recorder import Progress
 from minimind.training.recovery import (
     Rollback,
@@ -38,8 +43,6 @@ from minimind.training.recovery import (
     rate_factor,
     write_rollbacks,
 )
-
-POST_MORTEM = "post_mortem.json"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Builder:
     plan: setup.Plan
     new_model: Callable[[], Transformer]
     describe: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
+    command: OwnCommand
 
     def treated(self, rollbacks: Sequence[Rollback]) -> Resolved:
         """The configuration that these rollbacks leave."""
@@ -129,7 +133,7 @@ def go_back(run: Run) -> Checkpoint | None:
     return good
 
 
-def give_up(run: Run) -> str:
+def give_up(run: Run, builder: Builder) -> str:
     """No rung is left: say so and leave a post-mortem. The last good checkpoint stays as it was."""
     assert run.trouble is not None
     finding = Finding(
@@ -141,12 +145,12 @@ def give_up(run: Run) -> str:
     run.metrics.finding(finding)
     samples = find_culprits(run.engine, run.batches, run.data.train, run.data_step(run.progress.step - 1))
     if run.rank == 0:
-        text = json.dumps(post_mortem(run, samples), indent=1, ensure_ascii=False, default=str)
+        text = json.dumps(post_mortem(run, builder, samples), indent=1, ensure_ascii=False, default=str)
         write_durably(run.run_dir / POST_MORTEM, text + "\n")
     return "failed"
 
 
-def post_mortem(run: Run, samples: list[str]) -> dict[str, Any]:
+def post_mortem(run: Run, builder: Builder, samples: list[str]) -> dict[str, Any]:
     """What happened, what was tried, scale history, last norms, the samples in the last step, remedies in order."""
     return {
         "step": run.progress.step,
@@ -154,12 +158,33 @@ def post_mortem(run: Run, samples: list[str]) -> dict[str, Any]:
         "rollbacks": [asdict(rollback) for rollback in run.rollbacks],
         "history": run.progress.state()["history"],
         "samples": samples,
-        "remedies": [
-            "look at the samples above for text unlike the rest",
-            "halve the learning rate in the JSON and --resume",
-            "set gradient_clipping to 0.5 in the JSON and --resume",
-            "--resume with ds_configs/fp16_fixed_scale.json (loss scale 1024), if this is an fp16 run",
-            "--resume with ds_configs/bf16.json, if the GPU is Ampere or newer",
-            "--resume with ds_configs/fp32.json",
-        ],
+        "remedies": remedies(builder.resolved, builder.command, run.metrics.adviser.rate, detect().bf16),
     }
+
+
+def remedies(resolved: Resolved, command: OwnCommand, rate: Finding | None, bf16: bool) -> list[str]:
+    """What to try, in order, each with the whole command. ``rate``: the finding that the rate is unusual; ``bf16``:
+    whether the hardware has it."""
+
+    def again(*settings: str) -> str:
+        return command.line(*(word for setting in settings for word in ("--set", setting)), "--resume")
+
+    params, found = resolved.optimizer.params, ["look at the samples above for text unlike the rest"]
+    if len([name for name in RATES if name in params]) > 1:
+        names = " and ".join(name for name in RATES if name in params)
+        found.append(f"halve {names} in {resolved.source}: {again()}")
+    else:
+        found.append(f"halve the learning rate: {again('learning_rate=' + format(params['lr'] / 2, 'g'))}")
+    if rate is not None:
+        start = f"{rate.values['start']:g}"
+        found.insert(0, f"{rate.message}: start from {start}: {again(f'learning_rate={start}')}")
+    if not 0 < resolved.gradient_clipping <= LOWER_CLIPPING:
+        found.append(f"clip gradients at {LOWER_CLIPPING:g}: {again(f'max_grad_norm={LOWER_CLIPPING:g}')}")
+    if resolved.dynamic_scale:
+        fixed = f'write "loss_scale": {FIXED_LOSS_SCALE:g} into "fp16" of {resolved.source}'
+        found.append(f"a fixed loss scale: {fixed}, then {again()}")
+    if resolved.precision == "fp16" and bf16:
+        found.append(f"bf16: {again('fp16=false', 'bf16=true')}")
+    if resolved.precision != "fp32":
+        found.append(f"fp32: {again('fp16=false', 'bf16=false')}")
+    return found

@@ -10,6 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.defaults import (
+    BEST,
+    CHECKPOINTS,
+    ENVIRONMENT,
+    FINAL,
+    LATEST,
+    POST_MORTEM,
+    RECOVERY,
+    RUN_CONFIG,
+    RUN_JSON,
+)
 from minimind.durable import write_durably
 from minimind.errors import UserError
 from minimind.findings import Finding
@@ -19,7 +30,6 @@ from minimind.secrets import mask_values
 from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training import space
 from minimind.training.checkpoints import (
-    LATEST,
     Checkpoint,
     all_checkpoints,
     directories,
@@ -30,11 +40,10 @@ from minimind.training.checkpoints import (
 )
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.provenance import environment, write_diff
-from minimind.training.recovery import FILE_NAME as RECOVERY
 from minimind.training.recovery import write_rollbacks
 from minimind.training.resume import Start
 
-PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json")  # what a run makes
+PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM)  # what a run makes
 
 
 def open_directory(
@@ -59,7 +68,7 @@ def open_directory(
             run_dir.mkdir(parents=True, exist_ok=True)
             write_rollbacks(run_dir, start.rollbacks)
     write_run_files(run_dir, config, resolved.config, hardware, tokenizer)
-    return findings + space.before_run(run_dir / "checkpoints", checkpoint_bytes(config, resolved))
+    return findings + space.before_run(run_dir / CHECKPOINTS, checkpoint_bytes(config, resolved))
 
 
 def write_run_files(
@@ -74,11 +83,11 @@ def write_run_files(
     copy = run_dir / FILE_NAME
     with _writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_durably(run_dir / "config.yaml", config.dump_yaml())
-        write_durably(run_dir / "ds_config.json", json.dumps(mask_values(ds_config), indent=2) + "\n")
+        write_durably(run_dir / RUN_CONFIG, config.dump_yaml())
+        write_durably(run_dir / RUN_JSON, json.dumps(mask_values(ds_config), indent=2) + "\n")
         if not copy.exists() or copy.read_bytes() != tokenizer.model_bytes:
             copy.write_bytes(tokenizer.model_bytes)
-        write_durably(run_dir / "environment.json", json.dumps(environment(hardware), indent=2) + "\n")
+        write_durably(run_dir / ENVIRONMENT, json.dumps(environment(hardware), indent=2) + "\n")
         write_diff(run_dir)
 
 

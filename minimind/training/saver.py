@@ -16,7 +16,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,8 @@ from minimind.training.checkpoints import (
 from minimind.training.snapshot import FileFacts, Snapshot
 from minimind.training.space import FULL, require_space
 
+TRIED_AGAIN = "training goes on, and the next save tries again"
+NO_MORE = "the run has ended and saves no more; what comes after the newest complete one is lost unless it is in final/"
 PAUSES = (1.0, 10.0)  # seconds before the second and the third attempt
 
 
@@ -109,12 +111,15 @@ class Saver:
         """Whether a save is in flight."""
         return self._thread is not None and self._thread.is_alive()
 
-    def poll(self) -> list[Finding]:
-        """What there is to report since the last call. Raises what a thread died of, if it was no OSError."""
+    def poll(self, last: bool = False) -> list[Finding]:
+        """What there is to report since the last call. Raises what a thread died of, if it was no OSError.
+
+        ``last``: the run has ended, no save comes after this.
+        """
         self._raise_pending()
         found = self._findings[:]
         del self._findings[: len(found)]  # the thread may have added one since
-        return found
+        return [replace(f, advice=f.advice.replace(TRIED_AGAIN, NO_MORE)) for f in found] if last else found
 
     def finish(self) -> bool:
         """Wait for the save in flight; whether the last one is complete. Raises what a thread died of."""
@@ -226,7 +231,7 @@ def _not_saved(job: _Job, newest: Path | None) -> Finding:
         code="checkpoint-not-saved",
         message=f"the checkpoint of step {job.step} was not saved after {len(job.errors)} attempts: "
         f"{_reason(error)}; {last_good}",
-        advice=f"{cure}: training goes on, and the next save tries again",
+        advice=f"{cure}: {TRIED_AGAIN}",
         step=job.step,
         values={"attempts": len(job.errors), "errno": error.errno or 0},
     )

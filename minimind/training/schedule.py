@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-KINDS = ("cosine", "wsd", "linear", "constant")
+from minimind.defaults import ScheduleKind
+
+KINDS: tuple[str, ...] = get_args(ScheduleKind)
 WSD_DECAY_SHARE = 0.2  # the last fifth decays; https://arxiv.org/abs/2405.18392 compares shares and shapes
 
 

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minimind.attention import check_backend
+from minimind.command_lines import typed
 from minimind.config import RunConfig
 from minimind.data.batches import Batches
 from minimind.data.cache import default_cache
 from minimind.data.conversations import Kind
 from minimind.data.mixture import Part
+from minimind.data.overlap import Overlap, find_overlap
 from minimind.data.store import MANIFEST, TokenStore
 from minimind.errors import UserError
 from minimind.hardware import detect
 from minimind.model import Transformer
-from minimind.tokenizer import Tokenizer
+from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training.cadence import evaluation_remark, evaluation_steps, usual_steps
 from minimind.training.compilation import pays
 from minimind.training.control import Control
@@ -39,6 +41,7 @@ class Data:
     train: TokenStore
     held_out: TokenStore | None
     parts: list[Part] | None = None
+    overlap: Overlap | None = None  # of the held-out documents with the training documents
 
 
 def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
@@ -53,22 +56,39 @@ def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
             f"{tokenizer}: {loaded.vocab_size} pieces do not fit the model's vocab_size {config.model.vocab_size}; "
             f"--set model.vocab_size={loaded.vocab_size}"
         )
-    return Data(loaded, TokenStore.open(train), TokenStore.open(held_out) if held_out else None, parts)
+    opened = TokenStore.open(train)
+    if held_out is None:
+        return Data(loaded, opened, None, parts)
+    kept = TokenStore.open(held_out)
+    overlap = control.first_does(lambda: find_overlap(opened, kept, default_cache()))
+    return Data(loaded, opened, kept, parts, overlap)
 
 
 def _prepare(kind: Kind, config: RunConfig) -> tuple[Path, Path | None, Path, list[Part] | None]:
     """Stores for training and held-out data, the tokenizer's path and the weighted sources."""
     files, held_out, tokenizer = config.train_paths, list(config.eval_file), config.tokenizer
     if not files:
-        files, held_out, tokenizer = _built_in(kind, tokenizer)
+        files, built_in, tokenizer = _built_in(kind, tokenizer)
+        held_out = held_out or built_in
     if tokenizer is None:
-        raise UserError(
-            "no tokenizer: make one with `minimind train-tokenizer FILE... --output T`, then give --tokenizer T"
-        )
+        raise UserError(f"no tokenizer: make one with `{_tokenizer_command(config)}")
     loaded = Tokenizer.load(tokenizer)
     parts = _parts(config)
     train = _store(files, loaded, kind, config)
     return train, _store(held_out, loaded, kind, config) if held_out else None, loaded.path, parts
+
+
+def _tokenizer_command(config: RunConfig) -> str:
+    """The command that trains one on the run's own files, and what to do with it."""
+    output = config.output_dir.with_name(f"{config.output_dir.name}-tokenizer")
+    words: list[object] = ["minimind", "train-tokenizer", *config.train_paths, "--output", output]
+    words += ["--vocab-size", config.model.vocab_size]
+    for name in sorted(READING & config.explicit - {"allow_special"}):
+        words += [f"--{name.replace('_', '-')}", getattr(config, name)]
+    words += [
+        f"--{name.replace('_', '-')}" for name in ("allow_special", "skip_bad") if getattr(config, name)
+    ]
+    return f"{typed(*words)}`, then add --tokenizer {typed(output)}"
 
 
 def _parts(config: RunConfig) -> list[Part] | None:
@@ -139,7 +159,7 @@ def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path
     corpus = kept_demo(directory)
     if tokenizer is None:
         tokenizer = directory / "tokenizer"
-        if not (tokenizer / "tokenizer.model").exists():
+        if not (tokenizer / FILE_NAME).exists():
             train_demo_tokenizer(corpus, tokenizer)
     names = ("pretrain.jsonl", "eval.jsonl") if kind == "pretrain" else ("sft.jsonl", "sft_eval.jsonl")
     return [directory / names[0]], [directory / names[1]], tokenizer
@@ -164,9 +184,7 @@ class Plan:
 def plan_steps(config: RunConfig, batches: Batches, held_out: TokenStore | None) -> Plan:
     """Length, cadences and learning-rate schedule. ``max_steps`` wins over ``num_train_epochs``."""
     total = config.max_steps or math.ceil(config.num_train_epochs * batches.steps_per_epoch)
-    schedule = Schedule(
-        config.lr_scheduler_type, total, min(config.warmup(total), total), config.min_lr_ratio
-    )
+    schedule = Schedule(config.lr_scheduler_type, total, config.warmup(total), config.min_lr_ratio)
     evaluate, remark = None, None
     if held_out is not None:
         evaluate, remark = _plan_evaluations(config, total, batches.rows_per_step, held_out)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
+from minimind.command_lines import OwnCommand
 from minimind.config import RunConfig
 from minimind.data.batches import Batches
 from minimind.data.conversations import Kind
@@ -11,11 +14,15 @@ from minimind.hardware import Hardware
 from minimind.memory import estimate_memory
 from minimind.model_config import PRESETS
 from minimind.plan import measure_tokens_per_second
+from minimind.training.cadence import evaluation_cost, evaluations
 from minimind.training.deepspeed_config import Resolved
+from minimind.training.lr_options import RATES
 from minimind.training.metrics import RunSummary
+from minimind.training.next_commands import resume_command, tune_command
 from minimind.training.recorder import Progress
 from minimind.training.setup import Data, Plan
 
+NAMED = 3  # files in the header
 START_UP_SECONDS = 0.3  # the header's estimate may cost this; the console's own comes with the first steps
 
 
@@ -29,6 +36,7 @@ def summarize(
     hardware: Hardware,
     progress: Progress,
     arguments: argparse.Namespace,
+    command: OwnCommand,
 ) -> RunSummary:
     """Collect the numbers that `Metrics.header` prints and keeps."""
     memory = estimate_memory(config, resolved, hardware=hardware)
@@ -56,13 +64,38 @@ def summarize(
         device=hardware.describe(),
         output_dir=str(config.output_dir),
         memory_bytes=memory.peak,
-        expected_seconds=_expected_seconds(config, resolved, batches, plan, hardware, progress),
+        expected_seconds=_expected_seconds(config, resolved, batches, plan, hardware, progress, data),
         resumed_step=progress.step or None,
         store=str(data.train.path),
         seed=config.seed,
         sources=batches.mixture.describe() if batches.mixture else None,
         eval_remark=plan.eval_remark,
+        data=_files(config.train_paths) or "the built-in corpus: no --train-file was given",
+        held_out=_held_out(config, data),
+        resume_command=resume_command(command),
+        tune_command=tune_command(command, config, resolved.precision, arguments.deepspeed_config),
+        eval_steps=plan.eval_steps,
+        evaluation_cost=_evaluation_cost(config, batches, data),
     )
+
+
+def _files(paths: Sequence[Path]) -> str:
+    """The first files by name, and how many more there are; empty for none."""
+    more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
+    return ", ".join(map(str, paths[:NAMED])) + more
+
+
+def _held_out(config: RunConfig, data: Data) -> str | None:
+    if data.held_out is None:
+        return None
+    return f"{_files(config.eval_file) or 'the built-in corpus'}, {len(data.held_out):,} documents"
+
+
+def _evaluation_cost(config: RunConfig, batches: Batches, data: Data) -> float:
+    """One evaluation in optimizer steps."""
+    if data.held_out is None:
+        return 0.0
+    return evaluation_cost(batches.rows_per_step * config.max_seq_length, data.held_out.num_predictions)
 
 
 def _expected_seconds(
@@ -72,11 +105,18 @@ def _expected_seconds(
     plan: Plan,
     hardware: Hardware,
     progress: Progress,
+    data: Data,
 ) -> float | None:
-    """Length of the run by this machine's speed on one micro-batch; None on several ranks, which share the machine."""
+    """Length of the run, its evaluations included, by this machine's speed on one micro-batch; None on several ranks,
+    which share the machine.
+    """
     if resolved.world_size > 1:
         return None
-    positions = (plan.total_steps - progress.step) * batches.rows_per_step * config.max_seq_length
+    steps = float(plan.total_steps - progress.step)
+    if plan.eval_steps is not None:
+        count = evaluations(progress.step, plan.total_steps, plan.total_steps, plan.eval_steps)
+        steps += count * _evaluation_cost(config, batches, data)
+    positions = steps * batches.rows_per_step * config.max_seq_length
     return positions / measure_tokens_per_second(config, resolved, hardware, budget=START_UP_SECONDS)
 
 
@@ -89,11 +129,7 @@ def _schedule_line(plan: Plan, resolved: Resolved) -> str:
 def _optimizer_line(resolved: Resolved) -> str:
     """The optimizer with its peak rates and decay: what decides a run's loss more than anything else here."""
     params = resolved.optimizer.params
-    rates = [
-        f"{name.replace('_', ' ')} {params[name]:g}"
-        for name in ("lr", "muon_lr", "adam_lr")
-        if name in params
-    ]
+    rates = [f"{name.replace('_', ' ')} {params[name]:g}" for name in RATES if name in params]
     return f"{resolved.optimizer.type}, {', '.join(rates)}, weight decay {params.get('weight_decay', 0.0):g}"
 
 
@@ -103,8 +139,10 @@ def schedule_lines(plan: Plan, peak: float, columns: int = 60) -> list[str]:
     factors = [plan.schedule.factor(step) for step in steps]
     blocks = "".join("▁▂▃▄▅▆▇█"[min(int(factor * 8), 7)] for factor in factors)
     first, last = plan.schedule.factor(0), plan.schedule.factor(plan.total_steps - 1)
-    top = max(plan.schedule.warmup_steps, 1)
+    top = min(max(plan.schedule.warmup_steps, 1), plan.total_steps)
+    highest = plan.schedule.factor(top - 1)
     return [
         f"learning rate  {blocks}",
-        f"{'':15}step 1: {peak * first:.3g}, step {top}: {peak:.3g}, step {plan.total_steps}: {peak * last:.3g}",
+        f"{'':15}step 1: {peak * first:.3g}, step {top}: {peak * highest:.3g}, "
+        f"step {plan.total_steps}: {peak * last:.3g}",
     ]

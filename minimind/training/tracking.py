@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shlex
 import sys
 import threading
 import uuid
@@ -90,7 +91,8 @@ class WandbLog:
             self._dropped += 1
 
     def _tell(self, code: str, message: str) -> None:
-        advice = f"metrics.jsonl has every number; `wandb sync {self._options['dir']}/wandb/*` sends an offline run"
+        command = f"wandb sync {shlex.quote(str(self._options['dir']))}/wandb/*"
+        advice = f"metrics.jsonl has every number; `{command}` sends an offline run"
         self._found.put(Finding(code, message, advice))
 
     def _work(self) -> None:

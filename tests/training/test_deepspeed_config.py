@@ -44,6 +44,15 @@ def problem(config: dict[str, Any], *settings: str, **options: Any) -> str:
     return str(caught.value)
 
 
+def refused(directory: Path, config: dict[str, Any], **settings: Any) -> str:
+    """The problems of ``config`` with a YAML of these settings, which stand from line 1 on."""
+    path = directory / "run.yaml"
+    path.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items()))
+    with pytest.raises(UserError) as caught:
+        resolve({**EXPLICIT, **config}, load_run_config(path), 1, GPU)
+    return str(caught.value)
+
+
 # ------------------------------------------------------------------ the table against the installed DeepSpeed
 
 
@@ -367,16 +376,134 @@ def test_refusals_state_their_reason(config: dict[str, Any], word: str) -> None:
     assert word in problem(config)
 
 
-def test_every_problem_is_in_one_message() -> None:
-    message = problem(
+def test_every_problem_is_in_one_message(tmp_path: Path) -> None:
+    message = refused(
+        tmp_path,
         {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "amp": {}, "typo": 1, "train_batch_size": 10},
-        "per_device_train_batch_size=8", "learning_rate=3e-4", "max_grad_norm=1.0", "adam_beta2=0.95",
+        per_device_train_batch_size=8, learning_rate=3e-4, max_grad_norm=1.0, adam_beta2=0.95,
     )  # fmt: skip
     assert message.startswith("6 problems")
     for part in ("amp", "typo", "4 in the JSON but per_device_train_batch_size is 8",
                  "0.001 in the JSON but learning_rate",
-                 "0.5 in the JSON but max_grad_norm is 1.0", "0.999 in the JSON but adam_beta2 is 0.95"):  # fmt: skip
+                 f"0.5 in the JSON but max_grad_norm is 1 in {tmp_path / 'run.yaml'}:3",
+                 "0.999 in the JSON but adam_beta2 is 0.95"):  # fmt: skip
         assert part in message
+
+
+# A JSON, a setting that contradicts it, and what the resolved config has of it when the command line says it
+CONFLICTS: list[tuple[dict[str, Any], str, Any, Any]] = [
+    ({}, "learning_rate", 3e-4, lambda resolved: resolved.optimizer.params["lr"]),
+    ({}, "adam_beta2", 0.95, lambda resolved: resolved.optimizer.params["betas"][1]),
+    ({}, "weight_decay", 0.1, lambda resolved: resolved.optimizer.params["weight_decay"]),
+    ({}, "adam_epsilon", 1e-6, lambda resolved: resolved.optimizer.params["eps"]),
+    ({}, "max_grad_norm", 0.5, lambda resolved: resolved.gradient_clipping),
+    ({"train_micro_batch_size_per_gpu": 4}, "per_device_train_batch_size", 2, lambda r: r.micro_batch_size),
+    ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps", 2, lambda r: r.accumulation),
+    ({"bf16": {"enabled": False}}, "bf16", True, lambda resolved: resolved.precision == "bf16"),
+    ({"fp16": {"enabled": True}}, "bf16", True, lambda resolved: resolved.precision == "bf16"),
+    ({"fp16": {"enabled": True}}, "fp16", False, lambda resolved: resolved.precision == "fp16"),
+    ({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}}, "max_steps", 11,
+     lambda resolved: resolved.scheduler["params"]["total_num_steps"]),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}}, "warmup_steps", 11,
+     lambda resolved: resolved.scheduler["params"]["warmup_num_steps"]),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}}, "warmup_ratio", 0.1,
+     lambda resolved: resolved.with_total_steps(50, load_run_config(None, ["warmup_ratio=0.1"])).scheduler
+     ["params"]["warmup_num_steps"] / 50),
+    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}, "lr_scheduler_type", "cosine",
+     lambda resolved: resolved.scheduler or "cosine"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "name", "value", "taken"), CONFLICTS)
+def test_a_conflict_is_called_by_where_it_comes_from(
+    config: dict[str, Any], name: str, value: Any, taken: Any, tmp_path: Path
+) -> None:
+    """The command line wins over the JSON, which is said; the YAML does not, which is a problem at its line."""
+    text = f"{name}={json.dumps(value)}"
+    resolved = fix(config, text)
+    (said,) = [finding for finding in resolved.findings if finding.code == "command-line-wins"]
+    assert f"--set {text}" in said.message and "YAML" not in said.message
+    assert taken(resolved) == value
+    message = refused(tmp_path, config, seed=1, **{name: value})
+    assert f"{name} is " in message and f"{tmp_path / 'run.yaml'}:2" in message and "--set" not in message
+
+
+def test_an_option_wins_over_a_scheduler_and_is_called_by_its_name() -> None:
+    scheduler = {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 2}}
+    run = load_run_config(None, [], {"max_steps": 11})
+    resolved = resolve({**EXPLICIT, "scheduler": scheduler}, run, 1, GPU).with_total_steps(11, run)
+    assert resolved.scheduler is not None and resolved.scheduler["params"]["total_num_steps"] == 11
+    (said,) = [finding for finding in resolved.findings if finding.code == "command-line-wins"]
+    assert "max_steps is 11 by --max-steps" in said.message
+    assert not {"run-inside-warmup", "scheduler-other-length"} & set(codes(resolved))
+
+
+@pytest.mark.parametrize("kind", ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"])
+@pytest.mark.parametrize(("stated", "warmup"), [({"warmup_num_steps": 500}, 500), ({}, 1000)])
+def test_a_run_that_ends_inside_a_schedulers_warmup_is_said(
+    kind: str, stated: dict[str, int], warmup: int
+) -> None:
+    run = load_run_config(None)
+    resolved = fix({"scheduler": {"type": kind, "params": stated}}).with_total_steps(11, run)
+    (found,) = [finding for finding in resolved.findings if finding.code == "run-inside-warmup"]
+    assert found.values == {"total_steps": 11, "warmup_steps": warmup}
+    assert "11 steps, warmup" in found.message and f"{warmup:,}" in found.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "total", "warmup"),
+    [
+        (["warmup_steps=500"], 11, 500),
+        (["warmup_steps=500"], 1, 500),
+        (["warmup_steps=11"], 11, 11),
+        (["warmup_steps=10"], 11, None),
+        (["warmup_ratio=0.99"], 11, 11),
+        ([], 1, None),
+        ([], 11, None),
+        (["warmup_steps=0"], 1, None),
+    ],
+)
+def test_a_run_that_ends_inside_its_own_warmup_is_said(
+    settings: list[str], total: int, warmup: int | None
+) -> None:
+    run = load_run_config(None, settings)
+    found = [
+        f for f in fix({}, *settings).with_total_steps(total, run).findings if f.code == "run-inside-warmup"
+    ]
+    assert [finding.values["warmup_steps"] for finding in found] == ([] if warmup is None else [warmup])
+    assert all(f"--set {settings[0]}" in finding.message for finding in found)
+
+
+@pytest.mark.parametrize(("planned", "words"), [(5, "at its lowest"), (500, "before the decay does")])
+def test_a_schedulers_other_length_than_the_runs_is_said(planned: int, words: str) -> None:
+    params = {"total_num_steps": planned, "warmup_num_steps": 2}
+    resolved = fix({"scheduler": {"type": "WarmupCosineLR", "params": params}})
+    found = resolved.with_total_steps(50, load_run_config(None)).findings[-1]
+    assert found.code == "scheduler-other-length" and words in found.message
+
+
+def test_a_section_that_is_missing_states_nothing(tmp_path: Path) -> None:
+    """As in Hugging Face: the YAML's flag fills it. Only two explicit values can contradict each other."""
+    for config in ({}, {"bf16": {}}, {"bf16": {"enabled": "auto"}}, {"fp16": {"enabled": False}}):
+        path = tmp_path / "run.yaml"
+        path.write_text("bf16: true\n")
+        resolved = resolve({**EXPLICIT, **config}, load_run_config(path), 1, GPU)
+        assert resolved.precision == "bf16" and "command-line-wins" not in codes(resolved)
+    assert (
+        resolve(
+            {**EXPLICIT, "bf16": {"enabled": True}}, load_run_config(None, ["fp16=false"]), 1, GPU
+        ).precision
+        == "bf16"
+    )
+    message = refused(tmp_path, {"fp16": {"enabled": True}}, bf16=True)
+    assert "fp16.enabled: true in the JSON but bf16 is true in" in message and "false" not in message
+    message = refused(tmp_path, {"bf16": {"enabled": False}}, bf16=True)
+    assert "bf16.enabled: false in the JSON but bf16 is true in" in message
+
+
+def test_a_setting_that_a_scheduler_leaves_no_room_for_is_said() -> None:
+    resolved = fix({"scheduler": {"type": "WarmupLR", "params": {}}}, "min_lr_ratio=0.2")
+    assert "setting-unused" in codes(resolved)
 
 
 def junk_section(rng: random.Random, kinds: Any) -> Any:
@@ -473,10 +600,6 @@ def test_auto_precision(
     assert [name for name in ("fp16", "bf16") if resolved.config.get(name, {}).get("enabled") is True] == (
         [precision] if precision != "fp32" else []
     )
-
-
-def test_precision_mismatch_with_the_yaml() -> None:
-    assert "bf16 is true in the YAML" in problem({"fp16": {"enabled": True}}, "bf16=true")
 
 
 @pytest.mark.parametrize(("stage", "expected"), [(0, None), (1, "fp32"), (2, "fp32")])
@@ -661,10 +784,10 @@ def test_scheduler_auto_is_filled_in_two_steps() -> None:
     assert fix({}).with_total_steps(200, run).scheduler is None
 
 
-def test_scheduler_against_the_yaml() -> None:
+def test_scheduler_against_the_yaml(tmp_path: Path) -> None:
     scheduler = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 1e-3}}}
-    assert "lr_scheduler_type is cosine" in problem(scheduler, "lr_scheduler_type=cosine")
-    assert "warmup_steps is 7" in problem(scheduler, "warmup_steps=7")
+    assert "lr_scheduler_type is cosine" in refused(tmp_path, scheduler, lr_scheduler_type="cosine")
+    assert "warmup_steps is 7" in refused(tmp_path, scheduler, warmup_steps=7)
     assert fix(scheduler, "lr_scheduler_type=constant").scheduler is not None
 
 

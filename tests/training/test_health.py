@@ -8,16 +8,22 @@ import pickle
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from minimind.config import load_run_config
 from minimind.findings import Finding
+from minimind.hardware import Hardware
 from minimind.health_config import HealthConfig
+from minimind.training.deepspeed_config import resolve
 from minimind.training.health import Health, before_run
 from minimind.training.health_rules import Blocks, oscillation, overfitting, reversals
 from minimind.training.metrics import StepMetrics
 
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
 STEPS = 2000
 EVERY = 100  # steps between evaluations
 GIB = 2**30
@@ -322,6 +328,32 @@ def test_an_unusual_learning_rate_is_said_before_the_run(
     found = before_run(kind, optimizer, lr, parameters)
     assert [finding.code for finding in found] == ([] if code is None else [code])
     assert all(finding.step is None and finding.values["lr"] == lr for finding in found)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("preset", ["26m", "104m", "tiny"])
+def test_nothing_is_said_about_the_shipped_rates(path: Path, preset: str) -> None:
+    kind = "sft" if path.name.startswith("sft_") else "pretrain"
+    demo = ROOT / "configs" / "demo_pretrain.yaml" if path.name.startswith("demo_") else None
+    run = load_run_config(demo, [] if demo else [f"model={preset}"])
+    resolved = resolve(path, run, 1, Hardware("cuda", fp16=True, bf16=True), kind=kind)
+    rates, size = resolved.optimizer.params, run.model.num_parameters()
+    assert before_run(kind, resolved.optimizer.type, rates.get("muon_lr", rates["lr"]), size) == []
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "Adam", "AdamW8bit", "Lion", "Muon"])
+@pytest.mark.parametrize("size", [500_000, 26_000_000, 400_000_000, 3_000_000_000])
+@pytest.mark.parametrize("band", [None, (1.01e-3, 1.02e-3)])
+def test_the_advised_rate_is_usual_itself(
+    kind: str, optimizer: str, size: int, band: tuple[float, float] | None
+) -> None:
+    names = ("lr_band_tiny", "lr_band_small", "lr_band", "lr_band_large", "lr_band_muon")
+    config = HealthConfig(**dict.fromkeys(names, band)) if band else HealthConfig()
+    for rate in (1e-9, 1e3):
+        (finding,) = before_run(kind, optimizer, rate, size, config)
+        assert f"start from {finding.values['start']:g}" in finding.advice
+        assert before_run(kind, optimizer, finding.values["start"], size, config) == []
 
 
 def test_blocks_hold_the_whole_run_in_bounded_space() -> None:

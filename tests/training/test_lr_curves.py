@@ -7,13 +7,13 @@ import random
 
 import pytest
 
+from minimind.training.lr_bands import usual_band
 from minimind.training.lr_curves import (
     Curve,
     geometric,
     judge,
     recommend,
     recommend_from_range,
-    usual_band,
 )
 
 STEPS = 50

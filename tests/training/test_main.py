@@ -128,6 +128,24 @@ def test_a_run_directory_holds_what_the_readme_names(files: dict[str, Path], tmp
     assert first["grad_norm"] > 0 and first["loss_scale"] is None
 
 
+def test_the_header_names_the_files_and_what_is_held_out_twice(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = tmp_path / "half.jsonl"
+    half.write_text("".join(files["pretrain"].read_text("utf-8").splitlines(keepends=True)[:60]), "utf-8")
+    more = ("--dry-run", "--eval-file", str(half), "--max-steps", "11", "--set", "warmup_steps=500")
+    assert launch("pretrain", "fp32.json", files, tmp_path / "out", *more) == 0
+    said = capsys.readouterr().out
+    assert f"from {files['pretrain']}" in said and f"{half}, 60 documents" in said
+    assert "all 60 held-out documents (100.0%) are also training documents" in said
+    command = next(line for line in said.splitlines() if "minimind check" in line).split("by file: ")[1]
+    assert command == f"minimind check {files['pretrain']} {half}"
+    assert (
+        "the run ends inside its warmup: 11 steps, warmup 500 (warmup_steps by --set warmup_steps=500)"
+        in said
+    )
+
+
 def full_at(step: int) -> Callable[[Path], BinaryIO]:
     """``snapshot.open_file`` on a disk that is full while the checkpoint of ``step`` is written."""
     original = snapshot.open_file

@@ -84,6 +84,33 @@ def test_the_header_says_how_often_it_evaluates_only_if_that_is_not_the_usual(
     assert f"held-out  {remark}" in out.getvalue()
 
 
+def test_the_header_names_where_the_data_come_from(tmp_path: Path, out: io.StringIO) -> None:
+    named = replace(SUMMARY, data="a.jsonl, b.jsonl", held_out="c.jsonl, 7 documents")
+    metrics_to(out, tmp_path).header(named)
+    assert "from a.jsonl, b.jsonl" in out.getvalue() and "held-out  c.jsonl, 7 documents" in out.getvalue()
+
+
+def test_the_time_left_counts_the_evaluations_to_come(tmp_path: Path, out: io.StringIO) -> None:
+    """One evaluation at the end that takes as long as 30 of the 40 steps."""
+    clock = Clock()
+    metrics = metrics_to(out, tmp_path, clock=clock)
+    metrics.header(replace(SUMMARY, eval_steps=1000, evaluation_cost=30.0))
+    for step in range(1, 21):
+        clock.now += 1.0
+        metrics.step(replace(STEP, step=step))
+    assert out.getvalue().splitlines()[-1].endswith("left 50s")
+
+
+def test_an_evaluation_that_takes_long_shows_how_far_it_is(tmp_path: Path, out: io.StringIO) -> None:
+    clock = Clock()
+    metrics = metrics_to(out, tmp_path, clock=clock)
+    for batch in range(10):
+        metrics.evaluating(batch, 10)
+        clock.now += 4.0
+    said = [line for line in out.getvalue().splitlines() if "batches" in line]
+    assert said == ["held-out 3 of 10 batches", "held-out 6 of 10 batches", "held-out 9 of 10 batches"]
+
+
 def test_a_train_line_has_every_number(tmp_path: Path, out: io.StringIO) -> None:
     metrics_to(out, tmp_path).step(STEP)
     (record,) = records(tmp_path, "train")

@@ -96,6 +96,7 @@ def test_a_failed_save_is_reported_and_the_last_one_stays(
     assert not ours.finish()
     (finding,) = ours.poll()
     assert finding.code == "checkpoint-not-saved" and finding.step == 20
+    assert "the next save tries again" in finding.advice
     assert "step 20 was not saved after 3 attempts" in finding.message and message in finding.message
     assert finding.message.endswith("the newest complete one is step-00000010") and advice in finding.advice
     assert ours.poll() == []
@@ -106,6 +107,17 @@ def test_a_failed_save_is_reported_and_the_last_one_stays(
     assert pointed(tmp_path / LATEST).name == "step-00000010" and pointed(tmp_path / BEST) is None
     ours.save(30, {}, {})  # and the next one tries again
     assert ours.finish() and ours.poll() == [] and steps(tmp_path) == [30]
+
+
+def test_after_the_last_save_no_other_is_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_steps(tmp_path, 5)
+    monkeypatch.setattr(snapshot, "open_file", failing(3, errno.ENOSPC, "No space left on device"))
+    ours = fake_saver(tmp_path)
+    ours.save(20, {}, {})
+    assert not ours.finish()
+    (finding,) = ours.poll(last=True)
+    assert "tries again" not in finding.advice and "saves no more" in finding.advice
+    assert finding.advice.startswith("free space")
 
 
 @pytest.mark.parametrize("times", [1, 2])

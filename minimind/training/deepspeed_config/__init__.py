@@ -8,6 +8,6 @@
 from minimind.findings import Finding
 from minimind.hardware import Hardware
 from minimind.training.deepspeed_config.optimizer import OptimizerSpec
-from minimind.training.deepspeed_config.resolve import DEFAULTS, Resolved, resolve
+from minimind.training.deepspeed_config.resolve import Resolved, resolve
 
-__all__ = ["DEFAULTS", "Finding", "Hardware", "OptimizerSpec", "Resolved", "resolve"]
+__all__ = ["Finding", "Hardware", "OptimizerSpec", "Resolved", "resolve"]

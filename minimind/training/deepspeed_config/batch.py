@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minimind.config import RunConfig
+from minimind.training.deepspeed_config.agreement import settle
 from minimind.training.deepspeed_config.lint import AUTO, Draft
 
 
@@ -48,7 +49,8 @@ def solve_batch(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str,
         )
         return Batch(micro_value, accumulation_value, reason)
     if micro and accumulation:
-        return _check_product(draft, total, micro, accumulation, world)
+        said = " and ".join(dict.fromkeys((micro_from, accumulation_from)))
+        return _check_product(draft, total, micro, accumulation, world, f"as {said} say")
     if micro:
         return _divide(draft, total, micro, world, "micro-batch", "accumulation")
     solved = _divide(draft, total, accumulation or 1, world, "accumulation", "micro-batch")
@@ -66,20 +68,17 @@ def _from_json(draft: Draft, key: str) -> int | None:
 
 def _given(draft: Draft, run: RunConfig, key: str) -> tuple[int | None, str]:
     """The value of ``key`` from the JSON or its YAML counterpart; both and different is a problem."""
-    ours, theirs = _from_json(draft, key), getattr(run, _YAML_NAMES[key])
-    if ours is not None and theirs is not None and ours != theirs:
-        draft.problem(
-            key,
-            f'{ours} in the JSON but {_YAML_NAMES[key]} is {theirs} in the YAML: make them equal, or write "auto" '
-            "in the JSON",
-        )
-    return (ours, "the JSON") if ours is not None else (theirs, "the YAML")
+    name = _YAML_NAMES[key]
+    ours, value = _from_json(draft, key), settle(draft, run, key, name)
+    return value, "the JSON" if ours is not None and value == ours else run.place(name)
 
 
-def _check_product(draft: Draft, total: int, micro: int, accumulation: int, world: int) -> Batch | None:
+def _check_product(
+    draft: Draft, total: int, micro: int, accumulation: int, world: int, reason: str
+) -> Batch | None:
     product = micro * accumulation * world
     if product == total:
-        return Batch(micro, accumulation, "as the JSON and the YAML say")
+        return Batch(micro, accumulation, reason)
     fitting = (
         f"; with train_batch_size {total} accumulation would be {total // (micro * world)}"
         if total % (micro * world) == 0

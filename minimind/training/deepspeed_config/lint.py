@@ -34,6 +34,7 @@ class Draft:
     values: dict[str, Any]
     problems: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    kind: str = "pretrain"  # or "sft": what the config is for
     defaulted: list[str] = field(
         default_factory=list
     )  # "auto" keys that nobody fills: DeepSpeed's default applies

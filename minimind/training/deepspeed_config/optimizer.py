@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.defaults import (
+    DEEPSPEED_EPS,
+    DEEPSPEED_LR,
+    DEEPSPEED_WEIGHT_DECAY,
+    LION_BETAS,
+    learning_rate,
+)
 from minimind.problems import nearest
+from minimind.training.deepspeed_config.agreement import settle, wins
 from minimind.training.deepspeed_config.lint import AUTO, Draft, check_params
 from minimind.training.deepspeed_config.schema import OPTIMIZERS
 
@@ -47,7 +55,7 @@ def resolve_optimizer(
     if not draft.get("optimizer.type"):
         draft.find(
             "optimizer-default",
-            'no "optimizer" in the JSON: AdamW with the YAML\'s values',
+            'no "optimizer" in the JSON: AdamW with the values of the YAML and the command line, else the defaults',
             'add an "optimizer" section to own them in the JSON',
         )
         draft.values["optimizer"] = {
@@ -112,20 +120,21 @@ def _fill(
     default.
     """
     unset: list[str] = []
+    automatic = {"learning_rate": learning_rate(draft.kind, kind), **fallback}
     for key, yaml_name, default in (
-        ("lr", "learning_rate", 1e-3),
-        ("eps", "adam_epsilon", 1e-8),
+        ("lr", "learning_rate", DEEPSPEED_LR),
+        ("eps", "adam_epsilon", DEEPSPEED_EPS),
         # FusedAdam's; torch's AdamW has 0.01, and what absence means must not depend on the class
-        ("weight_decay", "weight_decay", 0.0),
+        ("weight_decay", "weight_decay", DEEPSPEED_WEIGHT_DECAY),
     ):
         if key in OPTIMIZERS[kind]:
-            value = fallback[yaml_name] if params.get(key) == AUTO else default
+            value = automatic[yaml_name] if params.get(key) == AUTO else default
             unset += _fill_one(draft, run, params, key, yaml_name, value)
     if "betas" in OPTIMIZERS[kind]:
         adam = (fallback["adam_beta1"], fallback["adam_beta2"])
-        _fill_betas(draft, run, params, (0.9, 0.99) if kind == "Lion" else adam)
+        _fill_betas(draft, run, params, LION_BETAS if kind == "Lion" else adam)
     if unset:
-        message = f"set neither in the JSON nor in the YAML: {', '.join(unset)}"
+        message = f"set in no place, JSON, YAML or command line: {', '.join(unset)}"
         draft.find("optimizer-values", message, "set learning_rate, adam_epsilon, weight_decay in the YAML")
 
 
@@ -133,17 +142,9 @@ def _fill_one(
     draft: Draft, run: RunConfig, params: dict[str, Any], key: str, yaml_name: str, default: float
 ) -> list[str]:
     """Fill or compare one parameter; returns what nobody set, as text."""
-    given, wanted = params.get(key), getattr(run, yaml_name)
-    if given == AUTO or given is None:
-        params[key] = default if wanted is None else wanted
-        return [f"{key} = {default:g}"] if wanted is None else []
-    if wanted is not None and isinstance(given, (int, float)) and given != wanted:
-        draft.problem(
-            f"optimizer.params.{key}",
-            f"{given:g} in the JSON but {yaml_name} is {wanted:g} in the YAML: make them equal, "
-            'or write "auto" in the JSON',
-        )
-    return []
+    value = settle(draft, run, f"optimizer.params.{key}", yaml_name)
+    params[key] = default if value is None else value
+    return [f"{key} = {default:g}"] if value is None else []
 
 
 def _fill_betas(draft: Draft, run: RunConfig, params: dict[str, Any], default: tuple[float, float]) -> None:
@@ -159,12 +160,13 @@ def _fill_betas(draft: Draft, run: RunConfig, params: dict[str, Any], default: t
         draft.problem("optimizer.params.betas", f"expected two numbers, got {given!r}")
         return
     for index, value in enumerate(wanted):
-        if value is not None and value != given[index]:
-            draft.problem(
-                "optimizer.params.betas",
-                f"{given[index]} in the JSON but adam_beta{index + 1} is {value} in the YAML: "
-                'make them equal, or write "auto" in the JSON',
-            )
+        name = f"adam_beta{index + 1}"
+        if (
+            value is not None
+            and value != given[index]
+            and wins(draft, run, "optimizer.params.betas", name, given[index], value)
+        ):
+            given[index] = value
 
 
 def _check_ranges(draft: Draft, params: Mapping[str, Any]) -> None:

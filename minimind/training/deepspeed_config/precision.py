@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from minimind.config import RunConfig
-from minimind.hardware import Hardware, best_precision
+from minimind.hardware import Hardware, advised_config, best_precision
+from minimind.training.deepspeed_config.agreement import say_winner, settle
 from minimind.training.deepspeed_config.lint import AUTO, Draft
 
 
 def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate: bool) -> str:
-    """The precision the JSON asks for, with "auto" filled from the YAML's ``fp16``/``bf16`` or else from the
-    hardware.
+    """The precision the JSON asks for, with "auto" filled from the run's ``fp16``/``bf16`` or else from the
+    hardware. A section that the JSON lacks states nothing: the run's flag decides, as in Hugging Face.
     """
-    _fill_enabled(draft, run, hardware)
     for name in ("fp16", "bf16"):
-        wanted, given = getattr(run, name), draft.on(name)
-        if wanted is not None and wanted != given:
-            draft.problem(
-                f"{name}.enabled",
-                f"{str(given).lower()} in the JSON but {name} is {str(wanted).lower()} in the "
-                'YAML: make them equal, or write "auto" in the JSON',
-            )
+        settled = settle(draft, run, f"{name}.enabled", name)
+        if settled is True and draft.get(f"{name}.enabled") is None:
+            draft.set(f"{name}.enabled", True)
+    _fill_enabled(draft, run, hardware)
+    for name, other in (("fp16", "bf16"), ("bf16", "fp16")):
+        if getattr(run, name) is True and draft.on(other):
+            _one_precision(draft, run, name, other)
     if draft.on("fp16") and draft.on("bf16"):
         draft.problem("fp16.enabled", "fp16 and bf16 are both enabled: keep one")
     if draft.on("fp16"):
@@ -33,10 +31,22 @@ def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate:
             draft.find(
                 "bf16-slow",
                 f"{hardware.name or hardware.device_type} has no native bf16: correct, but slow",
-                f"use ds_configs/{better}.json for speed",
+                f"use {advised_config(draft.source.name, draft.kind, better)} for speed",
             )
         return "bf16"
     return "fp32"
+
+
+def _one_precision(draft: Draft, run: RunConfig, name: str, other: str) -> None:
+    """``name`` is asked for by the run and ``other`` enabled in the JSON: the command line wins, a YAML does not."""
+    if run.commanded(name):
+        say_winner(draft, run, f"{other}.enabled", name, True, True)
+    else:
+        draft.problem(
+            f"{other}.enabled",
+            f"true in the JSON but {name} is true {run.origin(name)}: a run has one precision: change one of them",
+        )
+    draft.set(f"{other}.enabled", False)
 
 
 def _fill_enabled(draft: Draft, run: RunConfig, hardware: Hardware) -> None:
@@ -56,18 +66,17 @@ def _fill_enabled(draft: Draft, run: RunConfig, hardware: Hardware) -> None:
         draft.find(
             "precision-auto",
             f'"auto" precision: {chosen}, by the hardware ({hardware.describe()})',
-            "set fp16 or bf16 in the YAML, or name the precision in the JSON",
+            "set fp16 or bf16 in the YAML or by --set, or name the precision in the JSON",
         )
 
 
 def _check_fp16(draft: Draft, hardware: Hardware, emulate: bool) -> None:
     device = hardware.name or hardware.device_type
     if not hardware.fp16 and not emulate:
-        sft = "sft_" if Path(draft.source.name).name.startswith("sft_") else ""
+        better = advised_config(draft.source.name, draft.kind, best_precision(hardware))
         draft.problem(
             "fp16.enabled",
-            f"{device} has no fp16: use ds_configs/{sft}{best_precision(hardware)}.json, or add --emulate-fp16 to try "
-            "this config slowly",
+            f"{device} has no fp16: use {better}, or add --emulate-fp16 to try this config slowly",
         )
     elif not hardware.fp16:
         draft.find(

@@ -10,15 +10,18 @@ DeepSpeed itself.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.defaults import ENGINE
 from minimind.findings import Finding
-from minimind.hardware import Hardware
+from minimind.hardware import Hardware, kind_by_name
 from minimind.problems import raise_problems
+from minimind.training.deepspeed_config.agreement import settle
 from minimind.training.deepspeed_config.batch import Batch, solve_batch
 from minimind.training.deepspeed_config.lint import (
     AUTO,
@@ -29,21 +32,14 @@ from minimind.training.deepspeed_config.lint import (
 from minimind.training.deepspeed_config.optimizer import OptimizerSpec, resolve_optimizer
 from minimind.training.deepspeed_config.precision import resolve_data_types, resolve_precision
 from minimind.training.deepspeed_config.refusals import note_unused, refuse_unsupported
-from minimind.training.deepspeed_config.scheduler import fill_total_steps, resolve_scheduler
+from minimind.training.deepspeed_config.scheduler import (
+    fill_total_steps,
+    own_schedule_findings,
+    resolve_scheduler,
+    scheduler_findings,
+)
 from minimind.training.deepspeed_config.source import read_source
 from minimind.training.deepspeed_config.zero import resolve_zero
-
-# What an "auto" means when neither the YAML nor the command line sets it (the shipped JSON's values)
-DEFAULTS: dict[str, float] = {
-    "learning_rate": 1e-3,
-    "weight_decay": 0.01,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "max_grad_norm": 1.0,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-}
 
 
 @dataclass(frozen=True)
@@ -87,13 +83,14 @@ class Resolved:
         )
 
     def with_total_steps(self, total_steps: int, run: RunConfig) -> Resolved:
-        """Fill the scheduler's ``"auto"`` step counts, known only once the data is; without a scheduler:
-        itself.
-        """
+        """Fill the scheduler's ``"auto"`` step counts, known only once the data is, and say what does not fit them."""
         if self.scheduler is None:
-            return self
+            remarks = own_schedule_findings(total_steps, run)
+            return replace(self, findings=[*self.findings, *remarks])
         scheduler = fill_total_steps(self.scheduler, total_steps, run)
-        return replace(self, scheduler=scheduler, config={**self.config, "scheduler": scheduler})
+        findings = [*self.findings, *scheduler_findings(scheduler, total_steps)]
+        config = {**self.config, "scheduler": scheduler}
+        return replace(self, scheduler=scheduler, config=config, findings=findings)
 
     def with_fixed_scale(self, loss_scale: float) -> Resolved:
         """The same run with a loss scale that never changes; fp16 only."""
@@ -119,18 +116,20 @@ def resolve(
     emulate_fp16: bool = False,
     num_parameters: int | None = None,
     defaults: Mapping[str, float] | None = None,
+    kind: str | None = None,
 ) -> Resolved:
     """Resolve a DeepSpeed config for ``run`` on ``world_size`` ranks.
 
-    ``num_parameters`` defaults to those of ``run.model``; ``defaults`` replaces some of ``DEFAULTS`` (SFT: a
-    lower learning rate). Raises one UserError listing every problem as ``file:line: key: what``.
+    ``num_parameters`` defaults to those of ``run.model``. ``kind``: "pretrain" or "sft" (None: by the JSON's name);
+    it decides which rate an "auto" means and which JSONs are advised. ``defaults`` replaces some of the defaults.
+    Raises one UserError listing every problem as ``file:line: key: what``.
     """
     source = read_source(path_or_dict)
-    draft = Draft(source, source.values)
+    draft = Draft(source, source.values, kind=kind or kind_by_name(source.name))
     check_names_and_types(draft)
     modernise(draft)
     refuse_unsupported(draft)
-    fallback = {**DEFAULTS, **(defaults or {})}
+    fallback = {**ENGINE, **(defaults or {})}
     precision = resolve_precision(draft, run, hardware, emulate_fp16 or run.emulate_fp16)
     stage, offload = resolve_zero(
         draft, precision, run, num_parameters or run.model.num_parameters(), world_size
@@ -181,11 +180,9 @@ def _finish(
 
 
 def _clipping(draft: Draft, run: RunConfig, fallback: Mapping[str, float]) -> float:
-    given = draft.get("gradient_clipping")
-    if given == AUTO:
-        return run.max_grad_norm if run.max_grad_norm is not None else fallback["max_grad_norm"]
-    if given is None and run.max_grad_norm is not None:
-        return run.max_grad_norm
+    given = settle(draft, run, "gradient_clipping", "max_grad_norm")
+    if given is None and draft.get("gradient_clipping") == AUTO:
+        return fallback["max_grad_norm"]
     if given is None:
         draft.find(
             "clip-default",
@@ -195,12 +192,6 @@ def _clipping(draft: Draft, run: RunConfig, fallback: Mapping[str, float]) -> fl
         return 1.0
     if given < 0:
         draft.problem("gradient_clipping", f"{given} is negative: use 1.0, or 0.0 to switch clipping off")
-    if run.max_grad_norm is not None and run.max_grad_norm != given:
-        draft.problem(
-            "gradient_clipping",
-            f"{given} in the JSON but max_grad_norm is {run.max_grad_norm} in the YAML: make them "
-            'equal, or write "auto" in the JSON',
-        )
     return float(given)
 
 
@@ -223,7 +214,7 @@ def _monitors(draft: Draft, run: RunConfig) -> None:
             draft.find(
                 "monitor-no-loss",
                 f"DeepSpeed's {name} gets learning rate and loss scale, but no loss",
-                "see metrics.jsonl and `minimind report`",
+                f"for the loss: minimind report {shlex.quote(str(run.output_dir))}",
             )
 
 

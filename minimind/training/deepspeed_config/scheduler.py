@@ -11,7 +11,10 @@ import copy
 from typing import Any
 
 from minimind.config import RunConfig
+from minimind.defaults import DEEPSPEED_LR, DEEPSPEED_WARMUP_STEPS
+from minimind.findings import Finding
 from minimind.problems import nearest
+from minimind.training.deepspeed_config.agreement import say_winner, settle, wins
 from minimind.training.deepspeed_config.lint import AUTO, Draft, check_params
 from minimind.training.deepspeed_config.optimizer import OptimizerSpec
 from minimind.training.deepspeed_config.schema import SCHEDULERS
@@ -40,8 +43,11 @@ def resolve_scheduler(draft: Draft, run: RunConfig, optimizer: OptimizerSpec | N
     params = draft.values["scheduler"].setdefault("params", {})
     if not isinstance(params, dict):
         return None
-    _compare_with_yaml(draft, run, kind, params)
-    rate = optimizer.params["lr"] if optimizer else run.learning_rate or 1e-3
+    if _replaced(draft, run, kind):
+        draft.values.pop("scheduler")
+        return None
+    _compare_with_run(draft, run, kind, params)
+    rate = optimizer.params["lr"] if optimizer else DEEPSPEED_LR
     if params.get("warmup_min_lr") == AUTO:
         params["warmup_min_lr"] = 0
     if params.get("warmup_max_lr") == AUTO or (kind == "WarmupDecayLR" and "warmup_max_lr" not in params):
@@ -57,26 +63,43 @@ def resolve_scheduler(draft: Draft, run: RunConfig, optimizer: OptimizerSpec | N
     return {"type": kind, "params": params}
 
 
-def _compare_with_yaml(draft: Draft, run: RunConfig, kind: str, params: dict[str, Any]) -> None:
-    if "lr_scheduler_type" in run.explicit and _SHAPES.get(kind) != run.lr_scheduler_type:
-        draft.problem(
-            "scheduler.type",
-            f"{kind} in the JSON but lr_scheduler_type is {run.lr_scheduler_type} in the YAML: delete "
-            "one of them",
-        )
-    pairs = (
+def _replaced(draft: Draft, run: RunConfig, kind: str) -> bool:
+    """Whether the command line names another schedule, which wins; one in the YAML is a problem."""
+    name, path = "lr_scheduler_type", "scheduler.type"
+    if name not in run.explicit or _SHAPES.get(kind) == run.lr_scheduler_type:
+        return False
+    if run.commanded(name):
+        say_winner(draft, run, path, name, kind, run.lr_scheduler_type)
+        return True
+    draft.problem(
+        path,
+        f"{kind} in the JSON but {name} is {run.lr_scheduler_type} {run.origin(name)}: delete one of them",
+    )
+    return False
+
+
+def _compare_with_run(draft: Draft, run: RunConfig, kind: str, params: dict[str, Any]) -> None:
+    for key, name in (
         ("warmup_max_lr", "learning_rate"),
         ("total_num_steps", "max_steps"),
         ("warmup_num_steps", "warmup_steps"),
-    )
-    for key, yaml_name in pairs:
-        given, wanted = params.get(key), getattr(run, yaml_name)
-        if isinstance(given, (int, float)) and wanted is not None and given != wanted:
-            draft.problem(
-                f"scheduler.params.{key}",
-                f"{given:g} in the JSON but {yaml_name} is {wanted:g} in the YAML: make them "
-                'equal, or write "auto" in the JSON',
-            )
+    ):
+        if key in params:
+            settle(draft, run, f"scheduler.params.{key}", name)
+    warmup = params.get("warmup_num_steps")
+    if (
+        "warmup_ratio" in run.explicit
+        and isinstance(warmup, int)
+        and wins(draft, run, "scheduler.params.warmup_num_steps", "warmup_ratio", warmup, run.warmup_ratio)
+    ):
+        params["warmup_num_steps"] = AUTO  # the ratio's steps are known only with the data
+    if "min_lr_ratio" in run.explicit:
+        draft.find(
+            "setting-unused",
+            f"min_lr_ratio {run.min_lr_ratio:g} {run.origin('min_lr_ratio')} has no effect: the JSON's {kind} decides "
+            "the learning rate",
+            'delete "scheduler" from the JSON, or min_lr_ratio',
+        )
 
 
 def _check_params(draft: Draft, kind: str, params: dict[str, Any]) -> None:
@@ -104,7 +127,7 @@ def _first_steps(kind: str, params: dict[str, Any], rate: float) -> str:
         return f"steps 1 and 2 both train at learning rate {lowest:g}, and the warmup is {shape}"
     if kind == "OneCycle":
         return f"steps 1 and 2 start the first cycle from {params.get('cycle_min_lr')}; the optimizer's lr is not used"
-    start = params.get("lr_range_test_min_lr", 1e-3)
+    start = params.get("lr_range_test_min_lr", DEEPSPEED_LR)
     return f"the learning rate rises from {start} without end; the optimizer's lr is not used"
 
 
@@ -119,3 +142,56 @@ def fill_total_steps(scheduler: dict[str, Any], total_steps: int, run: RunConfig
     if params.get("warmup_num_steps") == AUTO:
         params["warmup_num_steps"] = max(1, run.warmup(total_steps))
     return filled
+
+
+def own_schedule_findings(total_steps: int, run: RunConfig) -> list[Finding]:
+    """Whether a run of so many steps with the trainer's own schedule ends inside its warmup."""
+    name = "warmup_steps" if run.warmup_steps is not None else "warmup_ratio"
+    where = f"{name} {run.origin(name)}" if name in run.explicit else f"{name}, by default"
+    return _inside_warmup(run.warmup(total_steps), total_steps, where)
+
+
+def scheduler_findings(scheduler: dict[str, Any], total_steps: int) -> list[Finding]:
+    """What of a filled JSON scheduler does not fit a run of so many steps."""
+    kind, params = scheduler["type"], scheduler["params"]
+    if kind not in _SHAPES:
+        return []
+    warmup = int(params.get("warmup_num_steps", DEEPSPEED_WARMUP_STEPS))
+    stated = "in the JSON" if "warmup_num_steps" in params else "DeepSpeed's default"
+    return _inside_warmup(warmup, total_steps, f"warmup_num_steps, {stated}") or _other_length(
+        kind, int(params.get("total_num_steps", total_steps)), total_steps
+    )
+
+
+def _inside_warmup(warmup: int, total_steps: int, where: str) -> list[Finding]:
+    """A warmup of one step is the whole of a run of one step, and nothing is wrong with it."""
+    if warmup < total_steps or warmup == total_steps == 1:
+        return []
+    return [
+        Finding(
+            "run-inside-warmup",
+            f"the run ends inside its warmup: {total_steps:,} steps, warmup {warmup:,} ({where}): the learning rate "
+            f"only rises, to {total_steps / warmup:.2g} of its peak at most",
+            f"train longer, or set warmup_steps to {max(1, total_steps // 10)} or less",
+            values={"total_steps": total_steps, "warmup_steps": warmup},
+        )
+    ]
+
+
+def _other_length(kind: str, planned: int, total_steps: int) -> list[Finding]:
+    """A decay that is planned for another number of steps than the run's."""
+    if planned == total_steps:
+        return []
+    then = (
+        f"from step {planned:,} on the learning rate is at its lowest"
+        if planned < total_steps
+        else "the run ends before the decay does"
+    )
+    return [
+        Finding(
+            "scheduler-other-length",
+            f"the JSON's {kind} is planned for total_num_steps {planned:,}, the run has {total_steps:,} steps: {then}",
+            'write "total_num_steps": "auto", or set max_steps to the same number',
+            values={"total_steps": total_steps, "total_num_steps": planned},
+        )
+    ]

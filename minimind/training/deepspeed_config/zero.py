@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from minimind.config import RunConfig
+from minimind.hardware import shipped_config
 from minimind.training.deepspeed_config.lint import AUTO, Draft
 
 
@@ -22,7 +23,7 @@ def resolve_zero(
             "zero_optimization.stage",
             "3 is not supported: it splits the parameters over the ranks, while evaluation, "
             f"checkpoints and export here read them whole; for {num_parameters / 1e6:.0f}M parameters on {world_size} "
-            f"rank(s) it would save {saved:.0f} MiB: use stage 2 (ds_configs/{_stage2_name(precision)})",
+            f"rank(s) it would save {saved:.0f} MiB: use stage 2{_stage2(draft, precision)}",
         )
     _check_offload(draft, stage, str(offload))
     if precision == "fp16" and stage == 0:
@@ -39,8 +40,10 @@ def resolve_zero(
     return stage, offload == "cpu"
 
 
-def _stage2_name(precision: str) -> str:
-    return "fp32.json with stage 2" if precision == "fp32" else f"{precision}_zero2.json"
+def _stage2(draft: Draft, precision: str) -> str:
+    """The shipped JSON of the same purpose with stage 2, in brackets; nothing where there is none."""
+    name = shipped_config(draft.source.name, draft.kind, f"{precision}_zero2")
+    return f" ({name})" if name else ""
 
 
 def _check_offload(draft: Draft, stage: int, device: str) -> None:
