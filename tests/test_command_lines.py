@@ -44,9 +44,9 @@ def check_minimind(line: str) -> list[str]:
 
 
 def started(*more: str, ranks: int = 1) -> OwnCommand:
-    words = ("--deepspeed_config", str(ROOT / "ds_configs" / "fp16.json"),
-             "--train-file", "my data/a b.jsonl", "c.jsonl", "--output-dir", "runs/it's mine",
-             "--set", "seed=1", "--local_rank=0", *more)  # fmt: skip
+    json_file = str(ROOT / "ds_configs" / "fp16.json")
+    words: tuple[str, ...] = ("--deepspeed_config", json_file, "--train-file", "my data/a b.jsonl", "c.jsonl")
+    words += ("--output-dir", "runs/it's mine", "--set", "seed=1", "--local_rank=0", *more)
     return OwnCommand("pretrain", words, ranks)
 
 
