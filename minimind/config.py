@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from typing_extensions import Self
 
 from minimind.errors import UserError
 from minimind.health_config import HealthConfig
@@ -170,7 +169,7 @@ class RunConfig(BaseModel):
     recovery: RecoveryConfig = RecoveryConfig()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self) -> RunConfig:
         """Contradictions between keys; pydantic reports them together with the others only if those are clean."""
         problems = []
         if {"warmup_steps", "warmup_ratio"} <= self.explicit:
