@@ -1,4 +1,5 @@
 """The one module that imports DeepSpeed: everything that 0.19.8 does differently from what one would expect is here.
+Which private parts that takes, and the check that they are there: deepspeed_fixes.py.
 
 What is corrected, each with a test in tests/training/test_engine.py:
 
@@ -31,8 +32,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from minimind.errors import UserError
+from minimind.training import deepspeed_fixes
+
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise it warns that it found none
+if problem := deepspeed_fixes.version_problem():  # before the first import of a private part
+    raise UserError(problem)
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
@@ -75,7 +81,11 @@ class Update:
 
 
 def start_processes(emulate_fp16: bool = False) -> None:
-    """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine."""
+    """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine.
+
+    Raises UserError where the installed DeepSpeed is not the one that the corrections here were proven with.
+    """
+    deepspeed_fixes.check_private_names()
     _quiet_deepspeed()
     _import_muon_uncompiled()
     if "RANK" not in os.environ:  # `python launch/pretrain.py`, without a launcher
@@ -83,7 +93,7 @@ def start_processes(emulate_fp16: bool = False) -> None:
         os.environ["MASTER_PORT"] = str(free_port())
     if get_accelerator().device_name() == "cpu":
         # gloo does what this kernel does; DeepSpeed would compile it at every first start.
-        getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         if emulate_fp16:
             get_accelerator().is_fp16_supported = lambda: True
     if not dist.is_initialized():
@@ -132,17 +142,26 @@ class Engine:
             config=resolved.config,
             dist_init_required=False,
         )
+        deepspeed_fixes.check_wrapper(self.optimizer)
         self.module: nn.Module = self.ds.module
         self.device: torch.device = self.ds.device
         self._pending_overflow: bool | None = None
         self._scaler_update = self.optimizer._update_scale if hasattr(self.optimizer, "loss_scaler") else None
         if self._scaler_update is not None:
             self.optimizer._update_scale = self._postpone_scale_update
-        self._bare = resolved.stage == 0 and resolved.precision == "fp32"
+        self._bare = resolved.stage == 0  # in fp32: half precision runs at stage 1 or more
+        self._tell_muon_the_order()
         if self.world_size == 1:
             # DeepSpeed copies all gradients into one tensor, reduces it over one rank and copies them back: 3% of a
             # step of the 26M model on a CPU, for the same bits.
             self.ds.buffered_allreduce_fallback = lambda *_, **__: None
+
+    def _tell_muon_the_order(self) -> None:
+        """Which matrices lie where in ZeRO's flat tensors: ``round_robin_gradients`` moves them, and
+        ``parameter_alignment`` leaves gaps (rows of zeros, whose update is zero)."""
+        for group, blocks in zip(self.ds.basic_optimizer.param_groups, self._blocks(), strict=True):
+            if group.get("use_muon"):
+                group["shapes"] = [shape for block in blocks for shape in block.pieces()]
 
     # One optimizer step: forward and backward for each micro-batch, then update.
 
@@ -301,8 +320,7 @@ class Engine:
         names = (
             "round_robin_bit16_groups",
             "bf16_groups",
-            "fp16_groups",
-        )  # ZeRO, BF16_Optimizer, stage 0 in half
+        )  # ZeRO, BF16_Optimizer; at stage 0 the parameters themselves
         groups = next(
             (getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name)), basic
         )

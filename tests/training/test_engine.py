@@ -130,13 +130,11 @@ def test_two_ranks_apply_the_same_gradient_as_one() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_every_stage_in_every_precision(precision: str, stage: int) -> None:
     resolved = load(f"{precision}.json", zero_optimization={"stage": stage}, data_types={})
-    assert resolved.stage == max(stage, precision == "fp16")  # fp16 at stage 0 runs as stage 1
+    assert resolved.stage == max(stage, precision != "fp32")  # half precision at stage 0 runs as stage 1
     batch = random_rows(ROWS, seed=2)
     expected, norm = plain(batch, precision)
     update, report = applied(sgd_engine(resolved), split(batch, 4))
-    tolerance = TOLERANCE[precision] * (
-        2 if precision == "bf16" and stage == 0 else 1
-    )  # accumulates in bf16 there
+    tolerance = TOLERANCE[precision]
     assert report.grad_norm == pytest.approx(norm, rel=tolerance)
     assert_same(update, expected, tolerance)
 
