@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 from importlib import metadata
 from typing import Any
 
@@ -89,6 +90,32 @@ def check_wrapper(optimizer: Any) -> None:
     kind = type(optimizer).__name__
     if missing := [name for name in ATTRIBUTES.get(kind, ()) if not hasattr(optimizer, name)]:
         raise UserError(_changed([f"{kind}.{name}" for name in missing]))
+
+
+def quiet_deepspeed() -> None:
+    """DeepSpeed logs some forty lines at start; what a user must know is in our header."""
+    from deepspeed.runtime import bf16_optimizer
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    # BF16_Optimizer forces memory reports through print, each with a garbage collection.
+    bf16_optimizer.see_memory_usage = _say_nothing
+
+
+def _say_nothing(message: str, force: bool = False) -> None:
+    """Takes what ``see_memory_usage`` takes: the check of a second start meets this one."""
+
+
+def import_muon_uncompiled() -> None:
+    """DeepSpeed imports its Muon at every start (zero/utils.py ``is_zero_supported_optimizer``), used or not, and its
+    torch.compile decorators load Inductor: a second and a half. Ours is another (muon.py)."""
+    from deepspeed.runtime import compiler
+
+    original, compiler.compile = compiler.compile, lambda *_, **__: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = original
 
 
 def _changed(names: list[str]) -> str:

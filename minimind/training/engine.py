@@ -1,4 +1,4 @@
-"""The one module that imports DeepSpeed: everything that 0.19.8 does differently from what one would expect is here.
+"""The one module that runs DeepSpeed: everything that 0.19.8 does differently from what one would expect is here.
 Which private parts that takes, and the check that they are there: deepspeed_fixes.py.
 
 What is corrected, each with a test in tests/training/test_engine.py:
@@ -20,8 +20,6 @@ What is corrected, each with a test in tests/training/test_engine.py:
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -42,7 +40,6 @@ if problem := deepspeed_fixes.version_problem():  # before the first import of a
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import bf16_optimizer, compiler
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import nn
 
@@ -86,8 +83,8 @@ def start_processes(emulate_fp16: bool = False) -> None:
     Raises UserError where the installed DeepSpeed is not the one that the corrections here were proven with.
     """
     deepspeed_fixes.check_private_names()
-    _quiet_deepspeed()
-    _import_muon_uncompiled()
+    deepspeed_fixes.quiet_deepspeed()
+    deepspeed_fixes.import_muon_uncompiled()
     if "RANK" not in os.environ:  # `python launch/pretrain.py`, without a launcher
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
         os.environ["MASTER_PORT"] = str(free_port())
@@ -99,23 +96,6 @@ def start_processes(emulate_fp16: bool = False) -> None:
     if not dist.is_initialized():
         get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
         deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name(), verbose=False)
-
-
-def _quiet_deepspeed() -> None:
-    """DeepSpeed logs some forty lines at start; what a user must know is in our header."""
-    deepspeed.utils.logger.setLevel(logging.ERROR)
-    # BF16_Optimizer forces memory reports through print, each with a garbage collection.
-    bf16_optimizer.see_memory_usage = lambda *arguments, **options: None
-
-
-def _import_muon_uncompiled() -> None:
-    """DeepSpeed imports its Muon at every start (zero/utils.py ``is_zero_supported_optimizer``), used or not, and its
-    torch.compile decorators load Inductor: a second and a half. Ours is another (muon.py)."""
-    original, compiler.compile = compiler.compile, lambda *_, **__: lambda function: function
-    try:
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-    finally:
-        compiler.compile = original
 
 
 class Engine:

@@ -265,13 +265,29 @@ def settings() -> Iterator[tuple[str, Any]]:
         yield from ((path, value) for value in values)
 
 
+# The switches that meet the gradients' dtype; the others are tried with the usual one only
+OF_REDUCTION = {"communication_data_type", "prescale_gradients", "gradient_predivide_factor"}
+
+
+def is_tried(path: str, layout: Layout) -> bool:
+    """Whether the switch is tried on this base: with one optimizer, unless it is the optimizer's own."""
+    if path.startswith("optimizer."):
+        return True
+    usual = (
+        "fp32"
+        if layout.precision == "bf16" and (layout.stage, layout.offload) != (1, True)
+        else layout.precision
+    )
+    one = "AdamW" if layout.offload else "Muon"
+    return layout.optimizer == one and (layout.accumulation == usual or path in OF_REDUCTION)
+
+
 def switched(base: Mapping[Layout, Json]) -> dict[Layout, Json]:
-    """Each setting alone on each base (of one optimizer where it is not the optimizer's own)."""
+    """Each setting alone on each base on which it is tried."""
     found: dict[Layout, Json] = {}
     for layout, config in base.items():
         for path, value in settings():
-            of_optimizer = path.startswith("optimizer.")
-            if not of_optimizer and layout.optimizer != ("AdamW" if layout.offload else "Muon"):
+            if not is_tried(path, layout):
                 continue
             changed = merge(copy.deepcopy(config), at(path, value))
             resolved = accepted(changed)

@@ -27,6 +27,7 @@ from tests.training.layouts import (
     AXES,
     CLIP,
     NUMBERS,
+    OF_REDUCTION,
     UNTRIED,
     Json,
     Layout,
@@ -225,8 +226,11 @@ def test_every_key_of_the_schema_is_an_axis_a_switch_or_inert() -> None:
 
 def signs(layout: Layout) -> set[tuple[object, ...]]:
     """What must have been tried: the layout without switches, and each switch with its surroundings."""
-    around = (layout.precision, layout.stage, layout.offload, layout.accumulation)
-    named = {(*around, path, "" if path in NUMBERS else value) for path, value in layout.switches}
+    around = (layout.precision, layout.stage, layout.offload)
+    named = {
+        (*around, layout.accumulation if path in OF_REDUCTION else "", path, "" if path in NUMBERS else value)
+        for path, value in layout.switches
+    }
     return {(layout.base,)} | named
 
 

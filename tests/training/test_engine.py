@@ -509,7 +509,7 @@ def test_a_norm_on_a_device_is_not_read_at_once() -> None:
 def test_deepspeeds_muon_is_imported_without_inductor() -> None:
     """In a fresh process: the import that DeepSpeed does at every start loads no compiler."""
     code = (
-        "import sys; from minimind.training.engine import _import_muon_uncompiled as go; go();"
+        "import sys; from minimind.training.deepspeed_fixes import import_muon_uncompiled as go; go();"
         "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam;"
         "print('torch._inductor.compile_fx' in sys.modules)"
     )
