@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from minimind.ops import apply
+from minimind.torch_gradients import softmax_gradient
 
 BLOCK = 128  # queries
 KEYS = 32  # a block's keys are a multiple of it: oneDNN makes and keeps a kernel for each size
@@ -102,7 +103,7 @@ def _score_gradients(grad: Tensor, v: Tensor, probabilities: Tensor) -> Tensor:
     """Of a block's scores, rounded as ``grad`` [key_heads, queries * group, D] is; v [key_heads, keys, D]."""
     with _exact_products(grad.dtype):
         along = torch.bmm(grad.float(), v.float().transpose(1, 2))
-    return torch._softmax_backward_data(along, probabilities, -1, torch.float32).to(grad.dtype)
+    return softmax_gradient(along, probabilities).to(grad.dtype)
 
 
 class _BlockAttention(torch.autograd.Function):

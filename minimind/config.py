@@ -24,7 +24,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from typing_extensions import Self
 
 from minimind.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
 from minimind.errors import UserError
@@ -182,7 +181,7 @@ class RunConfig(BaseModel):
     _places: Places = PrivateAttr(default_factory=Places)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self) -> RunConfig:
         """Contradictions between keys; pydantic reports them together with the others only if those are clean."""
         problems = []
         if {"warmup_steps", "warmup_ratio"} <= self.explicit:

@@ -25,8 +25,8 @@ from minimind.display import say
 from minimind.errors import UserError
 from minimind.hardware import Hardware, choose_config, detect, purpose_of
 from minimind.training.deepspeed_config import Resolved, resolve
+from minimind.training.deepspeed_fixes import version_problem
 
-TESTED_DEEPSPEED = "0.19.8"
 REQUIRED = (
     "torch",
     "deepspeed",
@@ -73,7 +73,7 @@ def _version(package: str) -> str | None:
 
 
 def check_packages() -> list[Check]:
-    """Required and optional packages and their versions; DeepSpeed's must be the tested one, or it is said."""
+    """Required and optional packages and their versions; DeepSpeed's must be the proven one."""
     versions = {name: _version(name) for name in REQUIRED}
     missing = [name for name, version in versions.items() if version is None]
     checks = [
@@ -91,11 +91,8 @@ def check_packages() -> list[Check]:
         )
     ]
     if (deepspeed := versions["deepspeed"]) is not None:
-        same = deepspeed == TESTED_DEEPSPEED
-        advice = (
-            f"this project corrects what {TESTED_DEEPSPEED} does: pip install deepspeed=={TESTED_DEEPSPEED}"
-        )
-        checks.append(Check("deepspeed", "ok" if same else "note", deepspeed, "" if same else advice))
+        problem = version_problem(deepspeed)
+        checks.append(Check("deepspeed", "bad" if problem else "ok", deepspeed, problem or ""))
     for name, purpose in OPTIONAL.items():
         if _version(name) is None:
             checks.append(Check(name, "note", "not installed", f"needed only for {purpose}"))

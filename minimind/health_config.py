@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 Steps = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -74,7 +73,7 @@ class HealthConfig(BaseModel):
     lr_band_muon: Band = (2e-3, 5e-2)  # of the matrices, around Muon's own 0.02, whatever the size
 
     @model_validator(mode="after")
-    def _bands(self) -> Self:
+    def _bands(self) -> HealthConfig:
         bands = {
             name: value for name, value in self if name == "grad_norm_band" or name.startswith("lr_band")
         }

@@ -13,7 +13,6 @@ import math
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 from minimind.defaults import VOCABULARY
 from minimind.errors import UserError
@@ -63,7 +62,7 @@ class ModelConfig(BaseModel):
         return filled
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> ModelConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "

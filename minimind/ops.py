@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from minimind.processor import cpu_has_fast, linear_pointwise, onednn_multiplies
+from minimind.torch_gradients import silu_gradient
 
 
 def through_fp32(x: Tensor) -> bool:
@@ -204,7 +205,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 def swiglu_gradients(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of ``gate`` and ``up``."""
     grad_up = F.silu(gate).mul_(grad)
-    return torch.ops.aten.silu_backward(grad * up, gate), grad_up
+    return silu_gradient(grad * up, gate), grad_up
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

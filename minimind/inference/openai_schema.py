@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 from minimind.defaults import CHAT_TEMPERATURE, CHAT_TOP_P, TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.inference.answers import Finish
@@ -181,7 +180,7 @@ class Request(Strict):
         return {name: value for name, value in values.items() if name not in NEUTRAL}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self) -> Request:
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise ValueError("max_tokens and max_completion_tokens differ: give one")

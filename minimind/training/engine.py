@@ -1,4 +1,5 @@
-"""The one module that imports DeepSpeed: everything that 0.19.8 does differently from what one would expect is here.
+"""The one module that runs DeepSpeed: everything that 0.19.8 does differently from what one would expect is here.
+Which private parts that takes, and the check that they are there: deepspeed_fixes.py.
 
 What is corrected, each with a test in tests/training/test_engine.py:
 
@@ -19,8 +20,6 @@ What is corrected, each with a test in tests/training/test_engine.py:
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,12 +29,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from minimind.errors import UserError
+from minimind.training import deepspeed_fixes
+
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise it warns that it found none
+if problem := deepspeed_fixes.version_problem():  # before the first import of a private part
+    raise UserError(problem)
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime import bf16_optimizer, compiler
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import nn
 
@@ -75,37 +78,24 @@ class Update:
 
 
 def start_processes(emulate_fp16: bool = False) -> None:
-    """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine."""
-    _quiet_deepspeed()
-    _import_muon_uncompiled()
+    """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine.
+
+    Raises UserError where the installed DeepSpeed is not the one that the corrections here were proven with.
+    """
+    deepspeed_fixes.check_private_names()
+    deepspeed_fixes.quiet_deepspeed()
+    deepspeed_fixes.import_muon_uncompiled()
     if "RANK" not in os.environ:  # `python launch/pretrain.py`, without a launcher
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
         os.environ["MASTER_PORT"] = str(free_port())
     if get_accelerator().device_name() == "cpu":
         # gloo does what this kernel does; DeepSpeed would compile it at every first start.
-        getattr(deepspeed.ops, "__compatible_ops__", {})["deepspeed_shm_comm"] = False
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         if emulate_fp16:
             get_accelerator().is_fp16_supported = lambda: True
     if not dist.is_initialized():
         get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
         deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name(), verbose=False)
-
-
-def _quiet_deepspeed() -> None:
-    """DeepSpeed logs some forty lines at start; what a user must know is in our header."""
-    deepspeed.utils.logger.setLevel(logging.ERROR)
-    # BF16_Optimizer forces memory reports through print, each with a garbage collection.
-    bf16_optimizer.see_memory_usage = lambda *arguments, **options: None
-
-
-def _import_muon_uncompiled() -> None:
-    """DeepSpeed imports its Muon at every start (zero/utils.py ``is_zero_supported_optimizer``), used or not, and its
-    torch.compile decorators load Inductor: a second and a half. Ours is another (muon.py)."""
-    original, compiler.compile = compiler.compile, lambda *_, **__: lambda function: function
-    try:
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-    finally:
-        compiler.compile = original
 
 
 class Engine:
@@ -132,17 +122,26 @@ class Engine:
             config=resolved.config,
             dist_init_required=False,
         )
+        deepspeed_fixes.check_wrapper(self.optimizer)
         self.module: nn.Module = self.ds.module
         self.device: torch.device = self.ds.device
         self._pending_overflow: bool | None = None
         self._scaler_update = self.optimizer._update_scale if hasattr(self.optimizer, "loss_scaler") else None
         if self._scaler_update is not None:
             self.optimizer._update_scale = self._postpone_scale_update
-        self._bare = resolved.stage == 0 and resolved.precision == "fp32"
+        self._bare = resolved.stage == 0  # in fp32: half precision runs at stage 1 or more
+        self._tell_muon_the_order()
         if self.world_size == 1:
             # DeepSpeed copies all gradients into one tensor, reduces it over one rank and copies them back: 3% of a
             # step of the 26M model on a CPU, for the same bits.
             self.ds.buffered_allreduce_fallback = lambda *_, **__: None
+
+    def _tell_muon_the_order(self) -> None:
+        """Which matrices lie where in ZeRO's flat tensors: ``round_robin_gradients`` moves them, and
+        ``parameter_alignment`` leaves gaps (rows of zeros, whose update is zero)."""
+        for group, blocks in zip(self.ds.basic_optimizer.param_groups, self._blocks(), strict=True):
+            if group.get("use_muon"):
+                group["shapes"] = [shape for block in blocks for shape in block.pieces()]
 
     # One optimizer step: forward and backward for each micro-batch, then update.
 
@@ -301,8 +300,7 @@ class Engine:
         names = (
             "round_robin_bit16_groups",
             "bf16_groups",
-            "fp16_groups",
-        )  # ZeRO, BF16_Optimizer, stage 0 in half
+        )  # ZeRO, BF16_Optimizer; at stage 0 the parameters themselves
         groups = next(
             (getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name)), basic
         )

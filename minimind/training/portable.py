@@ -92,6 +92,13 @@ class Block:
         piece = whole[part * size : (part + 1) * size]
         return pad(piece, (0, size - piece.numel()))
 
+    def pieces(self) -> list[tuple[int, ...]]:
+        """The shapes in order, each padding as one row."""
+        found: list[tuple[int, ...]] = []
+        for index, shape in enumerate(self.shapes.values()):
+            found += [tuple(shape)] + [(1, self._padding(index))] * (self._padding(index) > 0)
+        return found
+
     def _padding(self, index: int) -> int:
         return self.paddings[index] if self.paddings else 0
 

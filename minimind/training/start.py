@@ -18,6 +18,7 @@ import sys
 from typing import NoReturn
 
 from minimind.display import show_tracebacks
+from minimind.errors import UserError
 from minimind.training.parents import end_with_launcher
 from minimind.training.signals import StoppedEarly, StopRequest, ignore, say_stopped
 
@@ -32,6 +33,10 @@ def start(module: str, *arguments: str) -> NoReturn:
         importlib.import_module(module).main(*arguments, stop=stop)
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
+    except UserError as error:  # of the import: a DeepSpeed that this trainer can't run with
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        code = 2
     except SystemExit as ended:  # argparse's, or main's
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     finally:

@@ -342,7 +342,6 @@ def test_removed_blocks_are_refused_even_when_off(key: str) -> None:
         ({"fp16": {"enabled": True, "hysteresis": 0}}, "never lowers the scale"),
         ({"fp16": {"enabled": True, "initial_scale_power": 1, "min_loss_scale": 8}}, "below min_loss_scale"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "both enabled"),
-        ({"data_types": {"grad_accum_dtype": "fp32"}, "bf16": {"enabled": True}}, "NotImplementedError"),
         ({"data_types": {"param_dtype": "fp16"}}, "contradicts"),
     ],
 )
@@ -354,6 +353,7 @@ def test_wrong_values(config: dict[str, Any], word: str) -> None:
     ("config", "word"),
     [
         ({"zero_optimization": {"stage": 3}}, "splits the parameters"),
+        ({"zero_optimization": {"stage": 1, "stage3_max_reuse_distance": 1, "max_reuse_distance": 1}}, "keep one"),
         ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, "nvme_path"),
         ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}},
          "keeps the states in CPU"),
@@ -542,19 +542,60 @@ def test_junk_anywhere_is_a_user_error_or_runs_but_never_crashes() -> None:
 # ------------------------------------------------------------------ precision, ZeRO, clipping
 
 
-def test_fp16_at_stage_0_runs_as_stage_1_and_says_why() -> None:
-    for config in (
-        {"fp16": {"enabled": True}},
-        {"fp16": {"enabled": True}, "zero_optimization": {"stage": 0}},
-    ):
-        resolved = fix(config)
-        assert (resolved.precision, resolved.stage) == ("fp16", 1)
+@pytest.mark.parametrize("zero", [{}, {"zero_optimization": {"stage": 0}}])
+def test_fp16_at_stage_0_runs_as_stage_1_and_says_why(zero: dict[str, Any]) -> None:
+    for precision, reason in (("fp16", "65,536"), ("bf16", "0.744")):
+        resolved = fix({precision: {"enabled": True}, **zero})
+        assert (resolved.precision, resolved.stage) == (precision, 1)
         assert resolved.config["zero_optimization"]["stage"] == 1
         (finding,) = resolved.findings
-        assert finding.code == "fp16-stage0"
-        assert "65,536" in finding.message
-    assert fix({"bf16": {"enabled": True}}).stage == 0
-    assert fix({}).stage == 0
+        assert finding.code == f"{precision}-stage0"
+        assert reason in finding.message
+    assert fix(zero).stage == 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "given", "zero", "runs", "found"),
+    [
+        ("bf16", None, {"stage": 0}, (1, "fp32"), ["bf16-stage0"]),
+        ("bf16", "torch.float32", {"stage": 0}, (1, "fp32"), ["bf16-stage0"]),
+        ("bf16", "bfloat16", {"stage": 0}, (1, "bf16"), ["bf16-stage0"]),
+        ("bf16", None, {"stage": 1}, (1, "fp32"), []),
+        ("bf16", "fp16", {"stage": 1}, (1, "fp32"), ["accumulation-dtype"]),
+        ("bf16", None, {"stage": 2}, (2, "fp32"), []),
+        ("bf16", None, {"stage": 1, "offload_optimizer": {"device": "cpu"}}, (2, "fp32"),
+         ["fp32-accumulation-stage2"]),
+        ("bf16", "bf16", {"stage": 1, "offload_optimizer": {"device": "cpu"}}, (1, "bf16"), []),
+        ("fp16", None, {"stage": 1}, (1, None), []),
+        ("fp16", "half", {"stage": 1}, (1, None), []),
+        ("fp16", "bf16", {"stage": 1}, (1, None), ["accumulation-dtype"]),
+        ("fp16", "float", {"stage": 1}, (2, "fp32"), ["fp32-accumulation-stage2"]),
+        ("fp16", "float32", {"stage": 0}, (2, "fp32"), ["fp16-stage0", "fp32-accumulation-stage2"]),
+        ("fp32", "float32", {"stage": 0}, (0, None), []),
+        ("fp32", "bf16", {"stage": 1}, (1, None), ["accumulation-dtype"]),
+    ],
+)  # fmt: skip
+def test_gradients_accumulate_in_what_deepspeed_really_has(
+    precision: str, given: str | None, zero: dict[str, Any], runs: tuple[int, str | None], found: list[str]
+) -> None:
+    """test_applied_update.py proves each of these layouts; others are never emitted."""
+    config: dict[str, Any] = {"zero_optimization": zero}
+    if precision != "fp32":
+        config[precision] = {"enabled": True}
+    if given is not None:
+        config["data_types"] = {"grad_accum_dtype": given}
+    resolved = fix(config)
+    assert (resolved.stage, resolved.config.get("data_types", {}).get("grad_accum_dtype")) == runs
+    assert resolved.config["zero_optimization"]["stage"] == resolved.stage
+    assert codes(resolved) == found
+
+
+def test_the_overflow_check_of_bf16_stays_on() -> None:
+    resolved = fix(
+        {"bf16": {"enabled": True, "check_grad_overflow": False}, "zero_optimization": {"stage": 2}}
+    )
+    assert codes(resolved) == ["overflow-check"]
+    assert "check_grad_overflow" not in resolved.config["bf16"]
 
 
 @pytest.mark.parametrize(
@@ -602,11 +643,6 @@ def test_auto_precision(
     )
 
 
-@pytest.mark.parametrize(("stage", "expected"), [(0, None), (1, "fp32"), (2, "fp32")])
-def test_bf16_accumulates_in_fp32_where_deepspeed_can(stage: int, expected: str | None) -> None:
-    resolved = fix({"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}})
-    assert resolved.config.get("data_types", {}).get("grad_accum_dtype") == expected
-    assert ("bf16-accumulation" in codes(resolved)) == (stage == 0)
 
 
 @pytest.mark.parametrize(("given", "warned"), [(5e8, True), (COUNT + 1, True), (COUNT, False), (1e6, False)])

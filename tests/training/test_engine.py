@@ -130,13 +130,11 @@ def test_two_ranks_apply_the_same_gradient_as_one() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_every_stage_in_every_precision(precision: str, stage: int) -> None:
     resolved = load(f"{precision}.json", zero_optimization={"stage": stage}, data_types={})
-    assert resolved.stage == max(stage, precision == "fp16")  # fp16 at stage 0 runs as stage 1
+    assert resolved.stage == max(stage, precision != "fp32")  # half precision at stage 0 runs as stage 1
     batch = random_rows(ROWS, seed=2)
     expected, norm = plain(batch, precision)
     update, report = applied(sgd_engine(resolved), split(batch, 4))
-    tolerance = TOLERANCE[precision] * (
-        2 if precision == "bf16" and stage == 0 else 1
-    )  # accumulates in bf16 there
+    tolerance = TOLERANCE[precision]
     assert report.grad_norm == pytest.approx(norm, rel=tolerance)
     assert_same(update, expected, tolerance)
 
@@ -567,7 +565,7 @@ def test_a_norm_on_a_device_is_not_read_at_once() -> None:
 def test_deepspeeds_muon_is_imported_without_inductor() -> None:
     """In a fresh process: the import that DeepSpeed does at every start loads no compiler."""
     code = (
-        "import sys; from minimind.training.engine import _import_muon_uncompiled as go; go();"
+        "import sys; from minimind.training.deepspeed_fixes import import_muon_uncompiled as go; go();"
         "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam;"
         "print('torch._inductor.compile_fx' in sys.modules)"
     )

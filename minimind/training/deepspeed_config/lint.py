@@ -221,3 +221,8 @@ def modernise(draft: Draft) -> None:
         gather = zero.pop("stage3_gather_fp16_weights_on_model_save", None)
         if gather is not None:
             zero.setdefault("stage3_gather_16bit_weights_on_model_save", gather)
+        for name in [name for name in zero if f"stage3_{name}" in zero]:
+            draft.problem(
+                f"zero_optimization.{name}",
+                f"is given as stage3_{name} too, and DeepSpeed stops at that: keep one",
+            )

@@ -33,6 +33,7 @@ def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate:
                 f"{hardware.name or hardware.device_type} has no native bf16: correct, but slow",
                 f"use {advised_config(draft.source.name, draft.kind, better)} for speed",
             )
+        _keep_overflow_check(draft)
         return "bf16"
     return "fp32"
 
@@ -47,6 +48,15 @@ def _one_precision(draft: Draft, run: RunConfig, name: str, other: str) -> None:
             f"true in the JSON but {name} is true {run.origin(name)}: a run has one precision: change one of them",
         )
     draft.set(f"{other}.enabled", False)
+def _keep_overflow_check(draft: Draft) -> None:
+    """Off, stage 2 applies NaN gradients (runtime/zero/stage_1_and_2.py ``step``)."""
+    if draft.get("bf16.check_grad_overflow") is False:
+        draft.drop("bf16.check_grad_overflow")
+        draft.find(
+            "overflow-check",
+            "bf16.check_grad_overflow stays on: without it DeepSpeed 0.19.8 applies a NaN gradient to every weight",
+            "delete check_grad_overflow",
+        )
 
 
 def _fill_enabled(draft: Draft, run: RunConfig, hardware: Hardware) -> None:
@@ -119,35 +129,41 @@ def _check_loss_scale(draft: Draft) -> None:
         )
 
 
-def resolve_data_types(draft: Draft, precision: str, stage: int) -> None:
-    """fp32 gradient accumulation for bf16 where DeepSpeed has it (ZeRO 1 and 2); refuse the mixes that it
-    lacks.
+_DTYPE_NAMES = {
+    "fp16": ("fp16", "float16", "half"),
+    "bf16": ("bf16", "bfloat16"),
+    "fp32": ("fp32", "float32", "float"),
+}
+
+
+def resolve_data_types(draft: Draft, precision: str) -> str:
+    """The gradients' dtype over a step's micro-batches: fp32, or the precision's own (fp16's default, and what bf16
+    has to be asked for). Another half precision is dropped: DeepSpeed would round each gradient to it, or ignore it,
+    by stage.
     """
-    given = draft.get("data_types.grad_accum_dtype")
-    given = None if given == AUTO else given
-    names = {
-        "fp16": ("fp16", "float16", "half"),
-        "bf16": ("bf16", "bfloat16"),
-        "fp32": ("fp32", "float32", "float"),
-    }
-    short = next((name for name, words in names.items() if str(given).removeprefix("torch.") in words), given)
-    if precision == "bf16" and stage >= 1 and given is None:
-        draft.set("data_types.grad_accum_dtype", "fp32")
-    elif precision == "bf16" and stage == 0 and given is None:
-        draft.find(
-            "bf16-accumulation",
-            "bf16 at ZeRO stage 0 accumulates gradients in bf16: DeepSpeed has fp32 accumulation only "
-            "from stage 1 on",
-            'write "zero_optimization": {"stage": 1}',
-        )
-    elif stage == 0 and short not in (None, precision):
-        draft.problem(
-            "data_types.grad_accum_dtype",
-            f"{given} with {precision} needs ZeRO stage 1 or 2 (at stage 0 DeepSpeed "
-            "stops with NotImplementedError): set the stage or delete it",
-        )
     parameters = draft.get("data_types.param_dtype")
-    if parameters not in (None, AUTO) and str(parameters).removeprefix("torch.") not in names[precision]:
+    if parameters not in (None, AUTO) and _short(parameters) != precision:
         draft.problem(
             "data_types.param_dtype", f"{parameters} contradicts the enabled precision {precision}: delete it"
         )
+    usual = "fp32" if precision == "bf16" else precision
+    given = draft.get("data_types.grad_accum_dtype")
+    wanted = usual if given in (None, AUTO) else _short(given)
+    if wanted not in ("fp32", precision):
+        draft.find(
+            "accumulation-dtype",
+            f"data_types.grad_accum_dtype {given} with {precision}: DeepSpeed rounds every gradient to {wanted} at "
+            f"ZeRO stage 1 and ignores it at stage 2; {usual} is used",
+            "delete grad_accum_dtype",
+        )
+        wanted = usual
+    draft.drop("data_types.grad_accum_dtype")
+    if wanted != precision or precision == "bf16":
+        draft.set("data_types.grad_accum_dtype", wanted)
+    return wanted
+
+
+def _short(dtype: object) -> str:
+    """DeepSpeed's spellings of a dtype ("torch.float32", "float") -> "fp32"."""
+    plain = str(dtype).removeprefix("torch.")
+    return next(short for short, names in _DTYPE_NAMES.items() if plain in names)

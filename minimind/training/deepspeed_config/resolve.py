@@ -131,14 +131,14 @@ def resolve(
     refuse_unsupported(draft)
     fallback = {**ENGINE, **(defaults or {})}
     precision = resolve_precision(draft, run, hardware, emulate_fp16 or run.emulate_fp16)
+    accumulation = resolve_data_types(draft, precision)
     stage, offload = resolve_zero(
-        draft, precision, run, num_parameters or run.model.num_parameters(), world_size
+        draft, precision, accumulation, run, num_parameters or run.model.num_parameters(), world_size
     )
     batch = solve_batch(draft, run, world_size, fallback)
     optimizer = resolve_optimizer(draft, run, fallback, offload)
     clipping = _clipping(draft, run, fallback)
     scheduler = resolve_scheduler(draft, run, optimizer)
-    resolve_data_types(draft, precision, stage)
     _monitors(draft, run)
     note_unused(draft)
     _drop_unfilled_auto(draft, draft.values, "")

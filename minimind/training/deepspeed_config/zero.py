@@ -8,9 +8,9 @@ from minimind.training.deepspeed_config.lint import AUTO, Draft
 
 
 def resolve_zero(
-    draft: Draft, precision: str, run: RunConfig, num_parameters: int, world_size: int
+    draft: Draft, precision: str, accumulation: str, run: RunConfig, num_parameters: int, world_size: int
 ) -> tuple[int, bool]:
-    """The stage that runs, and whether optimizer states live in CPU memory."""
+    """The stage that runs, and whether optimizer states live in CPU memory. ``accumulation``: the gradients' dtype."""
     stage = draft.get("zero_optimization.stage", 0)
     stage = 0 if stage == AUTO else stage
     offload = draft.get("zero_optimization.offload_optimizer.device", "none")
@@ -26,18 +26,40 @@ def resolve_zero(
             f"rank(s) it would save {saved:.0f} MiB: use stage 2{_stage2(draft, precision)}",
         )
     _check_offload(draft, stage, str(offload))
-    if precision == "fp16" and stage == 0:
-        stage = 1
-        draft.find(
-            "fp16-stage0",
-            "fp16 with ZeRO stage 0 runs as stage 1: at stage 0 DeepSpeed 0.18.3 to 0.19.8 divides "
-            "gradients by a loss scale that it never multiplied in (65,536 times too small)",
-            'write "zero_optimization": {"stage": 1} to keep this silent',
-        )
+    stage = _right_stage(draft, precision, accumulation, stage, offload == "cpu")
     zero = draft.values.setdefault("zero_optimization", {})
     zero["stage"] = stage
     _cap_buckets(draft, run, num_parameters)
     return stage, offload == "cpu"
+
+
+def _right_stage(draft: Draft, precision: str, accumulation: str, stage: int, offload: bool) -> int:
+    """The nearest stage at which DeepSpeed computes what the JSON says."""
+    if precision in _STAGE_0 and stage == 0:
+        stage = 1
+        draft.find(
+            f"{precision}-stage0",
+            f"{precision} with ZeRO stage 0 runs as stage 1: {_STAGE_0[precision]}",
+            'write "zero_optimization": {"stage": 1} to keep this silent',
+        )
+    if accumulation != precision and stage == 1 and (offload or precision == "fp16"):
+        stage = 2
+        where = f"{precision} with CPU offload" if offload else precision
+        draft.find(
+            "fp32-accumulation-stage2",
+            f"{where} at ZeRO stage 1 runs as stage 2: at stage 1 DeepSpeed 0.19.8 accumulates these gradients in "
+            f"{precision}, though grad_accum_dtype is fp32",
+            f'write "zero_optimization": {{"stage": 2}}, or "grad_accum_dtype": "{precision}" to accumulate in that',
+        )
+    return stage
+
+
+_STAGE_0 = {
+    "fp16": "at stage 0 DeepSpeed 0.18.3 to 0.19.8 divides gradients by a loss scale that it never multiplied in "
+    "(65,536 times too small)",
+    "bf16": "at stage 0 DeepSpeed 0.19.8 makes one optimizer step on zero gradients before the first (the first AdamW "
+    "update is 0.744 of the true one), and accumulates gradients in bf16",
+}
 
 
 def _stage2(draft: Draft, precision: str) -> str:
