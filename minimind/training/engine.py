@@ -323,6 +323,11 @@ class Engine:
         """torch.compile the module; parameter names stay (DeepSpeed compiles in place)."""
         self.ds.compile()
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the first step compiles the module."""
+        return bool(self.ds.is_compiled)
+
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's weights on the CPU, in the training precision, under their Llama names."""
         return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}

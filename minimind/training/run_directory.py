@@ -20,7 +20,7 @@ from minimind.findings import Finding
 from minimind.hardware import Hardware
 from minimind.memory import checkpoint_bytes
 from minimind.tokenizer import FILE_NAME, Tokenizer
-from minimind.training import space
+from minimind.training import hang, space
 from minimind.training.checkpoints import (
     LATEST,
     Checkpoint,
@@ -46,7 +46,8 @@ PACKAGES = (
     "wandb",
     "bitsandbytes",
 )
-PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json")  # what a run makes
+# What a run makes.
+PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json", hang.FOLDER)
 MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
 
 
