@@ -20,10 +20,11 @@ from minimind.errors import UserError
 from minimind.launching import free_port
 from minimind.training.hang import debugged, resume_command, write_stacks
 from minimind.training.saver import Saver
-from minimind.training.watchdog import EVALUATION, SAVE, START, STEP, WRITE, Pace, Watchdog, attended
+from minimind.training.watchdog import EVALUATION, EXPORT, SAVE, START, STEP, WRITE, Pace, Watchdog, attended
 from minimind.watchdog_config import WatchdogConfig
 from tests.support import DS_CONFIGS, FakeEngine, OneRank
-from tests.training.test_main import SMALL
+from tests.training.test_main import SMALL, launch
+from tests.training.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
 
 ROOT = Path(__file__).parents[2]
 MAIN, SAVING = 1, 2  # two threads
@@ -228,6 +229,36 @@ def test_a_save_beats_at_each_piece_and_so_does_who_waits_for_it(
     assert listener.heard.count(("MainThread", SAVE)) > 2
     writing = [phase for thread, phase in listener.heard if thread == "save-4"]
     assert len(writing) > 6 and set(writing[:-1]) == {WRITE} and writing[-1] == "rest"
+
+
+def test_everything_that_a_run_does_beats(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[tuple[str, int | None]] = []
+    original = Watchdog.beat
+
+    def beat(self: Watchdog, phase: str, step: int | None = None) -> None:
+        beats.append((phase, step))
+        original(self, phase, step)
+
+    monkeypatch.setattr(Watchdog, "beat", beat)
+    options = ("--max-steps", "2", "--set", "eval_steps=1", "--set", "gradient_accumulation_steps=2")
+    assert launch("pretrain", "fp32.json", files, tmp_path, *options) == 0
+    assert [step for phase, step in beats if phase == STEP] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+    ]  # before each micro-batch, too
+    phases = [phase for phase, _ in beats if phase != WRITE]
+    order = list(dict.fromkeys(phases))
+    assert order == [START, STEP, EVALUATION, SAVE, EXPORT]
+    assert phases.count(EVALUATION) >= 2 * 2 and sum(phase == WRITE for phase, _ in beats) > 4
+    assert threading.active_count() == 1 or "watchdog" not in [
+        thread.name for thread in threading.enumerate()
+    ]
 
 
 def rank(number: int, port: int, run: Path, files: dict[str, Path]) -> subprocess.Popen[str]:
