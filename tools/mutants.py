@@ -8,7 +8,7 @@ operators are used as a library. A mutant is written into a copy of the checkout
 run there: tests/<folder>/test_<name>.py, else the test of its package, and those of ``MORE``. Failing tests, a broken
 import or three times the usual time: caught.
 
-The sample is a function of seed, size and sources. Verdicts are kept by the contents of module, mutation and tests, so
+The sample is a function of seed, size and sources, and moves little with them. Verdicts are kept by the contents of module, mutation and tests, so
 a stopped run goes on where it was, and after new tests only those mutants run again whose tests or module changed.
 Left out: annotations, docstrings, and texts that people read (a literal with a space in it).
 State: $MINIMIND_CACHE/mutants, or --state.
@@ -21,12 +21,12 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -110,8 +110,14 @@ def all_mutants(root: Path) -> list[Mutant]:
 
 
 def sample(mutants: Sequence[Mutant], size: int, seed: int) -> list[Mutant]:
-    """``size`` of them, the same for the same seed."""
-    return random.Random(seed).sample(list(mutants), min(size, len(mutants)))
+    """``size`` of them, the same for the same seed; an edit in one place leaves the choice elsewhere as it was."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for place, mutant in enumerate(mutants):
+        name = f"{mutant.module.name} {mutant.change}"  # neither folder nor line: both move
+        seen[name] += 1
+        ranked.append((hashlib.sha256(f"{seed} {name} {seen[name]}".encode()).digest(), place))
+    return [mutants[place] for _, place in sorted(ranked)[:size]]
 
 
 class Ledger:

@@ -81,6 +81,10 @@ def test_a_sample_is_a_function_of_its_seed() -> None:
     assert [m.line for m in sample(mutants, 9, 1)] == [m.line for m in sample(mutants, 9, 1)]
     assert [m.line for m in sample(mutants, 9, 1)] != [m.line for m in sample(mutants, 9, 2)]
     assert len({m.line for m in sample(mutants, 99, 1)}) == 50
+    others = [Mutant(Path("training/loop.py"), line, f"{line} -> {line}", str) for line in range(50)]
+    before = {m.change for m in sample(others, 25, 1)}
+    after = {m.change for m in sample([*others[3:], mutant("")], 25, 1)}  # three gone and a new one
+    assert len(before & after) >= 21
 
 
 def test_a_fault_that_the_tests_see_is_caught_and_the_verdicts_are_kept(
