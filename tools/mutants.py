@@ -8,10 +8,10 @@ operators are used as a library. A mutant is written into a copy of the checkout
 run there: tests/<folder>/test_<name>.py, else the test of its package, and those of ``MORE``. Failing tests, a broken
 import or three times the usual time: caught.
 
-The sample is a function of seed, size and sources, and moves little with them. Verdicts are kept by the contents of module, mutation and tests, so
-a stopped run goes on where it was, and after new tests only those mutants run again whose tests or module changed.
-Left out: annotations, docstrings, and texts that people read (a literal with a space in it).
-State: $MINIMIND_CACHE/mutants, or --state.
+The sample is a function of seed, size and sources, and moves little with them. Verdicts are kept by the contents of
+module, mutation and tests, so a stopped run goes on where it was, and after new tests only those mutants run again
+whose tests or module changed. Left out: annotations, docstrings, and texts that people read (a literal with a space in
+it). State: $MINIMIND_CACHE/mutants, or --state.
 """
 
 from __future__ import annotations
