@@ -3,6 +3,8 @@
 # make test    set up, then the test suite (PYTEST="-k store" picks tests)
 # make check   set up, then lint, format and types
 # make coverage  make test, with the lines and branches that it runs; docs/testing.md tells how to read it
+# make mutants set up, then in the background: a sample of faults against the tests (MUTANTS="--size 50 --only loop");
+#              the same command goes on after a stop, and says what is known so far: MUTANTS=--list
 #
 # PYTHON=python3.12 chooses the interpreter, EXTRAS=test,data,bnb the extras of setup.cfg,
 # PIP_FLAGS="--index-url ..." goes to every pip install (torch's own index for a chosen CUDA or the CPU build).
@@ -12,6 +14,8 @@ EXTRAS ?= test,data
 PIP_FLAGS ?=
 PYTEST ?=
 JOBS ?= 2
+MUTANTS ?=
+MUTANTS_LOG ?= $(HOME)/.cache/minimind/mutants.log
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +23,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c 
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := setup
-.PHONY: setup demo test check coverage clean
+.PHONY: setup demo test check coverage mutants clean
 
 setup: $(STAMP)
 
@@ -51,6 +55,16 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy minimind
+
+ifeq ($(filter --list,$(MUTANTS)),)
+mutants: $(STAMP)
+	$(PIP) -q -e '.[mutants]' --no-build-isolation
+	@mkdir -p $(dir $(MUTANTS_LOG))
+	nohup nice $(BIN)/python tools/mutants.py $(MUTANTS) >> $(MUTANTS_LOG) 2>&1 & echo "in the background: $(MUTANTS_LOG)"
+else
+mutants: $(STAMP)
+	$(BIN)/python tools/mutants.py $(MUTANTS)
+endif
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*

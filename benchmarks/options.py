@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus import DEFAULT_DATA, Corpus, make_corpus
-from benchmarks.workers import Job, WorkerError
+from benchmarks.workers import ROOT, Job, WorkerError
+from minimind.config import load_run_config
 from minimind.errors import UserError
+from minimind.hardware import detect
 from minimind.model import PRESETS
+from minimind.training.deepspeed_config import resolve
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -42,11 +45,26 @@ def corpus(options: argparse.Namespace) -> Corpus:
 
 
 def job(options: argparse.Namespace, text: Corpus, side: str, **changes: Any) -> Job:
-    """A job on this corpus with the shared options; ``changes`` replace fields of Job."""
+    """A job on this corpus with the shared options; ``changes`` replace fields of Job.
+
+    Its precision is that of the DeepSpeed JSON unless ``changes`` name one. Raises UserError for a bad JSON.
+    """
+    if "precision" not in changes:
+        changes["precision"] = precision_of(changes.get("deepspeed_config", Job.deepspeed_config), changes)
     shared = {"preset": options.preset, "vocab_size": options.vocab_size, "row_length": options.row_length,
               "threads": options.threads, "tokenizer": str(text.tokenizer), "train": str(text.train),
               "held_out": str(text.held_out)}  # fmt: skip
     return Job(side=side, **{**shared, **changes})
+
+
+def precision_of(deepspeed_config: str, changes: Mapping[str, Any]) -> str:
+    """What our trainer would compute in with this JSON, on this machine."""
+    values = {
+        "per_device_train_batch_size": changes.get("micro_batch", Job.micro_batch),
+        **changes.get("settings", {}),
+    }
+    config = load_run_config(None, [], values)
+    return resolve(ROOT / deepspeed_config, config, 1, detect(), config.emulate_fp16).precision
 
 
 def exit_cleanly(main: Callable[[], None]) -> None:

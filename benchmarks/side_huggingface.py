@@ -1,4 +1,5 @@
-"""Hugging Face Trainer as a competent user would set it up: LlamaForCausalLM, bf16, dynamic padding, fused AdamW.
+"""Hugging Face Trainer as a competent user would set it up: LlamaForCausalLM, the job's precision, dynamic padding,
+fused AdamW.
 
 ``hf_deepspeed`` gives it a DeepSpeed JSON (the same ZeRO stage and precision as ours; the optimizer and its settings
 come from TrainingArguments, so both of its forms have the same). A callback lets the parent pace it.
@@ -93,7 +94,10 @@ def _deepspeed(job: Job, directory: str) -> str:
     values.pop("optimizer", None)
     values |= {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     values |= {"gradient_clipping": "auto"}
-    values["zero_optimization"] |= {"reduce_bucket_size": 30_000_000, "allgather_bucket_size": 30_000_000}
+    values["zero_optimization"] = values.get("zero_optimization", {}) | {
+        "reduce_bucket_size": 30_000_000,
+        "allgather_bucket_size": 30_000_000,
+    }
     path = Path(directory) / "deepspeed.json"
     path.write_text(json.dumps(values), encoding="utf-8")
     return str(path)

@@ -1,9 +1,9 @@
 """MiniMind's way (https://github.com/jingyaogong/minimind, trainer/train_pretrain.py), its essentials rebuilt.
 
-Every document padded to 340, fp32 on a CPU (bf16 autocast on a GPU), the mean loss of each micro-batch, AdamW 5e-4 with
-torch's defaults, clipping at 1.0, cosine from the first step to a tenth, no warmup. In its favour: documents are
-tokenised beforehand, and the model is transformers' Llama, whose pieces are MiniMind's (RMSNorm, rotary positions,
-SDPA, SwiGLU) and which is of the same shape as ours.
+Every document padded to 340, autocast to the job's precision (MiniMind itself does that on a GPU only), the mean loss
+of each micro-batch, AdamW 5e-4 with torch's defaults, clipping at 1.0, cosine from the first step to a tenth, no
+warmup. In its favour: documents are tokenised beforehand, and the model is transformers' Llama, whose pieces are
+MiniMind's (RMSNorm, rotary positions, SDPA, SwiGLU) and which is of the same shape as ours.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from minimind.tokenizer import PAD_ID
 
 LENGTH = 340
 LEARNING_RATE = 5e-4
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def learning_rate(step: int, total_steps: int, peak: float) -> float:
@@ -50,10 +51,13 @@ class MiniMindLoop:
         self.peak = Peak()
         self.model = new_llama(job).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.peak_rate)
+        self.precision = job.precision
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=job.precision == "fp16")
         self.steps = 0
 
     def _autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        dtype = AUTOCAST.get(self.precision)
+        return torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext()
 
     def step(self) -> int:
         """One optimizer step; its trained tokens."""
@@ -67,9 +71,11 @@ class MiniMindLoop:
             logits = self.model(inputs).logits
             losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
             loss = (losses * mask.flatten()).sum() / mask.sum()
-        loss.backward()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return int((ids[:, 1:] != PAD_ID).sum())
 

@@ -29,6 +29,7 @@ from benchmarks import options as shared
 from benchmarks.corpus import Corpus, make_corpus
 from benchmarks.figures import machine, markdown, spread, write_json
 from benchmarks.workers import FIRST_SEED, Worker
+from minimind.hardware import detect
 
 RECIPES = {
     "minimind": ("minimind", {}),
@@ -98,6 +99,8 @@ def one_round(options: argparse.Namespace, text: Corpus, seed: int) -> dict[str,
     try:
         for name in options.recipes:
             side, changes = RECIPES[name]
+            if side == LEADER:  # MiniMind's own: autocast on a GPU only
+                changes = {"precision": "bf16" if detect().device_type == "cuda" else "fp32", **changes}
             job = shared.job(options, text, side, total_steps=options.max_steps, micro_batch=options.micro_batch,
                              seed=seed, **changes)  # fmt: skip
             workers[name] = Worker(name, job)

@@ -1,15 +1,17 @@
 """Training speed side by side: our trainer, a bare PyTorch loop, Hugging Face Trainer, MiniMind's way.
 
-    python benchmarks/trainer.py [--data F] [--rounds 5] [--steps 3] [--threads 2] [--sides ours,bare,...] [--json OUT]
+    python benchmarks/trainer.py [--data F] [--deepspeed_config J] [--rounds 5] [--steps 3] [--threads 2]
+                                 [--sides ours,bare,...] [--json OUT]
 
-The same text, tokenizer, model shape, number of threads and trained tokens a step for every side; trained tokens are
-positions with a loss, never padding. Each side is one process (workers.py says how they take turns); after --warmup
-steps that don't count they alternate for --rounds rounds of --steps steps. Printed are medians over the rounds, and
-our speed over theirs as median (smallest..largest) of the ratios by round: by the clock, and by CPU time, which other
-programs on the machine disturb less.
+The same text, tokenizer, model shape, precision (the JSON's; by default that of this machine), number of threads and
+trained tokens a step for every side; trained tokens are positions with a loss, never padding. Where the machine only
+emulates the precision, the table says so. Each side is one process (workers.py says how they take turns); after
+--warmup steps that don't count they alternate for --rounds rounds of --steps steps. Printed are medians over the
+rounds, and our speed over theirs as median (smallest..largest) of the ratios by round: by the clock, and by CPU time,
+which other programs on the machine disturb less.
 
-Sides: ours (bf16.json through DeepSpeed), bare (side_bare.py), hf and hf_deepspeed (side_huggingface.py), minimind
-(side_minimind.py).
+Sides: ours (the JSON through DeepSpeed), bare (side_bare.py), hf and hf_deepspeed (side_huggingface.py), minimind
+(side_minimind.py; on a CPU MiniMind itself knows fp32 only).
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from benchmarks import options as shared
 from benchmarks.corpus import Corpus
 from benchmarks.figures import machine, markdown, ratios, spread, write_json
 from benchmarks.workers import Round, Worker, alternate
+from minimind.hardware import Hardware, choose_config, detect
 
 SIDES = {
-    "ours": "our trainer, bf16, DeepSpeed",
+    "ours": "our trainer, DeepSpeed",
     "bare": "bare PyTorch loop, same rows",
-    "hf": "Hugging Face Trainer, bf16",
-    "hf_deepspeed": "Hugging Face Trainer, bf16, DeepSpeed",
-    "minimind": "MiniMind's way, fp32, padded to 340",
+    "hf": "Hugging Face Trainer",
+    "hf_deepspeed": "Hugging Face Trainer, DeepSpeed",
+    "minimind": "MiniMind's way, padded to 340",
 }
 TARGETS = {"bare": 0.98, "hf": 1.6, "hf_deepspeed": 1.6, "minimind": 3.0}
 
@@ -48,11 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for worker in workers.values():
             worker.close()
     about = machine(options.threads)
+    precisions = {side: computed_in(worker.job.precision, detect()) for side, worker in workers.items()}
     print(
         f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, {options.rounds} rounds"
     )
-    print(table(rounds))
-    write_json(options.json, about | {"preset": options.preset, "results": results(rounds)})
+    print(table(rounds, precisions))
+    about |= {
+        "preset": options.preset,
+        "deepspeed_config": options.deepspeed_config,
+        "precisions": precisions,
+    }
+    write_json(options.json, about | {"results": results(rounds)})
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -61,7 +70,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=shared.positive, default=3, help="optimizer steps a round")
     parser.add_argument("--warmup", type=shared.positive, default=2)
     parser.add_argument("--micro-batch", type=shared.positive, default=8, help="packed rows a step")
-    parser.add_argument("--deepspeed_config", default="ds_configs/bf16.json", help="ours and hf_deepspeed")
+    parser.add_argument(
+        "--deepspeed_config", default=str(choose_config()[0]), help="its precision is every side's"
+    )
     parser.add_argument(
         "--sides", type=_sides, default=list(SIDES), help="comma-separated; ours is always one"
     )
@@ -102,14 +113,20 @@ def results(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
     return found
 
 
-def table(rounds: Mapping[str, Sequence[Round]]) -> str:
-    """One line a side."""
+def computed_in(precision: str, hardware: Hardware) -> str:
+    """The precision, and whether this machine computes in it or only emulates it."""
+    native = precision == "fp32" or getattr(hardware, precision)
+    return precision if native else f"{precision}, emulated"
+
+
+def table(rounds: Mapping[str, Sequence[Round]], precisions: Mapping[str, str]) -> str:
+    """One line a side. ``precisions``: what each computes in."""
     lines = []
     for side, figures in results(rounds).items():
         versus = [spread(figures[key]) if key in figures else "" for key in ("ratios", "cpu_ratios")]
         target = f"at least {figures['target']}" if "target" in figures else ""
-        lines.append([SIDES[side], f"{figures['tokens_per_second']:,.0f}", *versus, target])
-    return markdown(["side", "trained tokens/s", "ours is", "by CPU time", "target"], lines)
+        lines.append([SIDES[side], precisions[side], f"{figures['tokens_per_second']:,.0f}", *versus, target])
+    return markdown(["side", "precision", "trained tokens/s", "ours is", "by CPU time", "target"], lines)
 
 
 if __name__ == "__main__":

@@ -196,12 +196,27 @@ def _cpu_seconds() -> float:
 
 
 def alternate(workers: Mapping[str, Worker], rounds: int, steps: int, warmup: int) -> dict[str, list[Round]]:
-    """``rounds`` rounds of ``steps`` steps by each worker in turn, after ``warmup`` steps that don't count."""
-    for worker in workers.values():
-        worker.train(warmup)
+    """``rounds`` rounds of ``steps`` steps by each worker in turn, after ``warmup`` steps that don't count.
+
+    A line of progress from the first step on, and after the warm-up how long it will take.
+    """
+    seconds = 0.0
+    for name, worker in workers.items():
+        for step in range(warmup):
+            last = worker.train(1)
+            say(
+                f"warm-up: {name}, step {step + 1} of {warmup}, {last.seconds:.1f} s, {last.speed:,.0f} tokens/s"
+            )
+        seconds += last.seconds * steps * rounds
+    say(f"{rounds} rounds of {steps} steps a side: some {seconds / 60:.0f} min")
     measured: dict[str, list[Round]] = {name: [] for name in workers}
     for number in range(rounds):
         for name, worker in workers.items():
             measured[name].append(worker.train(steps))
-            print(f"round {number + 1}: {name} {measured[name][-1].speed:,.0f} tokens/s", file=sys.stderr)
+            say(f"round {number + 1}: {name} {measured[name][-1].speed:,.0f} tokens/s")
     return measured
+
+
+def say(line: str) -> None:
+    """Progress, beside the results."""
+    print(line, file=sys.stderr, flush=True)

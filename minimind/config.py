@@ -32,6 +32,7 @@ from minimind.model_config import PRESETS, ModelConfig
 from minimind.places import Places
 from minimind.problems import nearest, raise_problems
 from minimind.recovery_config import RecoveryConfig
+from minimind.watchdog_config import WatchdogConfig
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -67,6 +68,11 @@ def _model(value: Any) -> Any:
 def _switch(value: Any) -> Any:
     """YAML 1.1 reads bare ``on`` and ``off`` as booleans."""
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _enabled(value: Any) -> Any:
+    """``watchdog: off`` for ``watchdog: {enabled: false}``."""
+    return {"enabled": value} if isinstance(value, bool) else value
 
 
 def _paths(value: Any) -> Any:
@@ -177,6 +183,7 @@ class RunConfig(BaseModel):
     emulate_fp16: bool = False
     health: HealthConfig = HealthConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    watchdog: Annotated[WatchdogConfig, BeforeValidator(_enabled)] = WatchdogConfig()
 
     _places: Places = PrivateAttr(default_factory=Places)
 

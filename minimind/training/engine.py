@@ -130,6 +130,8 @@ class Engine:
         if self._scaler_update is not None:
             self.optimizer._update_scale = self._postpone_scale_update
         self._bare = resolved.stage == 0  # in fp32: half precision runs at stage 1 or more
+        if self._bare:  # it would read all gradients again for the norm that `_update_bare` has
+            self.ds.clip_fp32_gradients = lambda: None
         self._tell_muon_the_order()
         if self.world_size == 1:
             # DeepSpeed copies all gradients into one tensor, reduces it over one rank and copies them back: 3% of a
@@ -187,11 +189,14 @@ class Engine:
 
     def _update_bare(self, lr: float) -> Update:
         """fp32 at stage 0: the raw optimizer, to which DeepSpeed gives neither a norm nor a finite check."""
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        norm = _number(nn.utils.get_total_norm(gradients))
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm, clip = _number(total), self.resolved.gradient_clipping
         if norm - norm != 0.0:  # inf or NaN
             self.ds.zero_grad()
             return Update(False, norm, lr, None)
+        if clip:
+            nn.utils.clip_grads_with_norm_(parameters, clip, total)
         self.ds.step()
         return Update(True, norm, lr, None)
 
@@ -320,6 +325,11 @@ class Engine:
     def compile(self) -> None:
         """torch.compile the module; parameter names stay (DeepSpeed compiles in place)."""
         self.ds.compile()
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the first step compiles the module."""
+        return bool(self.ds.is_compiled)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's weights on the CPU, in the training precision, under their Llama names."""

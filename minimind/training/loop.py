@@ -30,6 +30,7 @@ from minimind.training.setup import Data, Plan
 from minimind.training.signals import StopRequest
 from minimind.training.step import StepResult, train_step
 from minimind.training.trouble import LEAD, Trouble, Watch
+from minimind.training.watchdog import EVALUATION, SAVE, STEP, Watchdog
 
 LOOK_UP = 8  # batches of an evaluation between looks at the request to stop
 NOT_FINITE = ("loss-not-finite", "gradient-not-finite")  # findings that name their samples
@@ -52,6 +53,7 @@ class Run:
     saver: Saver
     rollbacks: Sequence[Rollback] = ()  # that this run lives with
     overfit_one_batch: bool = False
+    watchdog: Watchdog = field(default_factory=Watchdog)  # not started: watches nothing
     health: Health = field(init=False)
     watch: Watch = field(init=False)
     trouble: Trouble | None = None
@@ -85,6 +87,7 @@ class Run:
 def train(run: Run) -> str:
     """Train from ``run.progress`` on; why it ended: finished, stopped, early-stop or trouble (``run.trouble``)."""
     progress, plan, engine = run.progress, run.plan, run.engine
+    run.watchdog.expect_compilation(engine.compiled)
     mixture = run.batches.mixture
     recorder = Recorder(
         lambda metrics: report(run, metrics),
@@ -104,6 +107,7 @@ def train(run: Run) -> str:
             run.stop.requested,
             by_source=mixture is not None,
             save_requested=save_wanted(run, progress.step + 1),
+            beat=lambda: run.watchdog.beat(STEP, progress.step + 1),
         )
         progress.advance(result)
         recorder.add(result, progress)
@@ -232,6 +236,7 @@ def until_stop(run: Run) -> Iterator[Batch]:
     """The held-out batches, equally many on every rank; raises Interrupted on all ranks at the same one."""
     for index, batch in enumerate(run.held_out):
         run.metrics.evaluating(index, len(run.held_out))
+        run.watchdog.beat(EVALUATION)
         if index % LOOK_UP == 0 and run.engine.sum_over_ranks([float(run.stop.requested)])[0] > 0:
             raise Interrupted
         yield batch
@@ -250,6 +255,7 @@ def save(run: Run, best: bool = False) -> None:
     """
     if not weights_sound(run):
         return
+    run.watchdog.beat(SAVE)
     with run.save_clock.saving():
         run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
         run.progress.health, run.progress.watch = run.health.state(), run.watch.state()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ from minimind.training.run_lock import RunLock
 from minimind.training.saver import Saver
 from minimind.training.signals import StoppedEarly, StopRequest, say_stopped
 from minimind.training.summary import schedule_lines, summarize
+from minimind.training.watchdog import EXPORT, START, Watchdog
 
 
 def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
@@ -67,6 +69,8 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
         say_stopped(str(stopped))
         code = 0
     except Exception as error:
+        if stop.hung:  # a lost rank is part of the hang that has been said
+            threading.Event().wait()
         if not stop.ended_early(error):
             raise
         say_stopped(stop.name)
@@ -77,12 +81,14 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
 
 def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
     """Configure, prepare, build, train, export."""
-    with RunLock() as lock:
-        return _run(kind, arguments, stop or StopRequest().install(), lock)
+    with RunLock() as lock, Watchdog() as watchdog:
+        return _run(kind, arguments, stop or StopRequest().install(), lock, watchdog)
 
 
-def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) -> int:
-    """``lock``: to be taken, and held until this returns."""
+def _run(
+    kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, watchdog: Watchdog
+) -> int:
+    """``lock``: to be taken, and held until this returns. ``watchdog``: to be started once the data are ready."""
     config, new_model = configure(kind, arguments)
     hardware = detect()
     resolved = resolve_json(kind, arguments, config, hardware)
@@ -91,6 +97,7 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
     control = Control()
     notes = [] if arguments.dry_run else control.first_does(lambda: lock.take(config.output_dir))
     data = setup.prepare_data(control, kind, config)
+    watchdog.start(config.watchdog, config.output_dir, control.rank, stop)
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches, data.held_out)
     resolved = resolved.with_total_steps(plan.total_steps, config)
@@ -127,11 +134,13 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
         metrics.rollback(rollback)
     stop.begin(engine.barrier)
     protected = {start.checkpoint.path} if start.checkpoint else set()
-    saver = Saver(engine, Control("saving"), config.output_dir, config.save_total_limit, protected)
+    saver = Saver(engine, Control("saving"), config.output_dir, config.save_total_limit, protected, watchdog)
     run = Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir,
-              about, saver, start.rollbacks, arguments.overfit_one_batch)  # fmt: skip
+              about, saver, start.rollbacks, arguments.overfit_one_batch, watchdog)  # fmt: skip
     run, reason, saved = train_and_save(run, builder)
+    watchdog.beat(EXPORT)
     final = export(run.engine, config, data) if reason in ("finished", "early-stop") else None
+    watchdog.stop()
     metrics.close(final, reason=reason)
     run.engine.close()
     return 1 if reason == "failed" or not saved else 0
@@ -154,6 +163,7 @@ def train_and_save(run: Run, builder: Builder) -> tuple[Run, str, bool]:
 def train_with_recovery(run: Run, builder: Builder) -> tuple[Run, str]:
     """Train; after trouble go back, one rung of the recovery ladder at a time. The last run, and why it ended."""
     while (reason := train(run)) == "trouble":
+        run.watchdog.beat(START)
         treated = rescue(run, builder)
         if treated is None:
             return run, give_up(run, builder)

@@ -28,7 +28,7 @@ from minimind.hardware import Hardware
 from minimind.memory import checkpoint_bytes
 from minimind.secrets import mask_values
 from minimind.tokenizer import FILE_NAME, Tokenizer
-from minimind.training import space
+from minimind.training import hang, space
 from minimind.training.checkpoints import (
     Checkpoint,
     all_checkpoints,
@@ -43,7 +43,7 @@ from minimind.training.provenance import environment, write_diff
 from minimind.training.recovery import write_rollbacks
 from minimind.training.resume import Start
 
-PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM)  # what a run makes
+PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, hang.FOLDER)  # what a run makes
 
 
 def open_directory(

@@ -33,10 +33,12 @@ from minimind.training.checkpoints import (
 )
 from minimind.training.snapshot import FileFacts, Snapshot
 from minimind.training.space import FULL, require_space
+from minimind.training.watchdog import SAVE, WRITE, Watchdog
 
 TRIED_AGAIN = "training goes on, and the next save tries again"
 NO_MORE = "the run has ended and saves no more; what comes after the newest complete one is lost unless it is in final/"
 PAUSES = (1.0, 10.0)  # seconds before the second and the third attempt
+PATIENCE = 1.0  # seconds between two beats of a thread that waits for the save in flight
 
 
 class SupportsSnapshot(Protocol):
@@ -71,9 +73,16 @@ class Saver:
     """Writes the checkpoints of one run, one after the other."""
 
     def __init__(
-        self, engine: SupportsSnapshot, agreement: Agreement, run_dir: Path, keep: int, protected: set[Path]
+        self,
+        engine: SupportsSnapshot,
+        agreement: Agreement,
+        run_dir: Path,
+        keep: int,
+        protected: set[Path],
+        watchdog: Watchdog | None = None,
     ) -> None:
         """``keep``: save_total_limit. ``protected``: never deleted; may be added to while the run goes on."""
+        self._watchdog = watchdog or Watchdog()
         self.protected = protected
         self._engine, self._agreement, self._run_dir, self._keep = engine, agreement, run_dir, keep
         self._thread: threading.Thread | None = None
@@ -123,9 +132,11 @@ class Saver:
 
     def finish(self) -> bool:
         """Wait for the save in flight; whether the last one is complete. Raises what a thread died of."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        while self._thread is not None:
+            self._thread.join(PATIENCE)
+            self._watchdog.beat(SAVE)  # whether the save gets on is seen by the beats of its own thread
+            if not self._thread.is_alive():
+                self._thread = None
         self._raise_pending()
         return self._saved
 
@@ -139,6 +150,8 @@ class Saver:
             self._saved = self._attempts(job)
         except BaseException as error:  # raised again in the training loop
             self._saved, self._error = False, error
+        finally:
+            self._watchdog.rest()
 
     def _attempts(self, job: _Job) -> bool:
         """Write the checkpoint, up to three times; whether it is complete. The same on all ranks."""
@@ -159,6 +172,7 @@ class Saver:
 
     def _write(self, job: _Job) -> None:
         """One attempt. Raises OSError, the first that happened on any rank, on all ranks."""
+        self._watchdog.beat(WRITE)
         temporary, final = directories(self._run_dir, job.step)
         if not job.published:
             num_bytes = sum(self._agreement.gather(job.snapshot.num_bytes))
@@ -173,7 +187,7 @@ class Saver:
         files: dict[str, FileFacts] = {}
         error: Exception | None = None
         try:
-            files = snapshot.write(directory)
+            files = snapshot.write(directory, lambda: self._watchdog.beat(WRITE))
         except Exception as failure:  # raised below, on every rank
             error = failure
         reports: list[tuple[dict[str, FileFacts], Exception | None]] = self._agreement.gather((files, error))

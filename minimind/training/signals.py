@@ -36,8 +36,13 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self.training = False  # from then on a stop waits for the end of the step
+        self.hung = (
+            False  # a rank hangs: the watchdog ends this process, whatever its threads meet until then
+        )
         self.name = ""  # of the first signal
         self._interrupts = 0
+        self._watching = False
+        self._others: dict[int, Callable[[], None]] = {}
 
     def install(self) -> StopRequest:
         """Take over the three signals; returns itself."""
@@ -47,11 +52,18 @@ class StopRequest:
 
     def watch(self) -> StopRequest:
         """Act on signals even while the main thread is blocked; for a process that does nothing but train."""
+        self._watching = True
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
         return self
+
+    def hear(self, number: int, act: Callable[[], None]) -> None:
+        """Do ``act`` at a signal that is no stop, in the thread that `watch` has started; without one do nothing."""
+        if self._watching:
+            self._others[number] = act
+            signal.signal(number, lambda *_: None)  # the default is death; the thread gets it from the pipe
 
     def begin(self, barrier: Callable[[], None]) -> None:
         """All ranks are about to train; raises StoppedEarly if one of them was asked to stop before this."""
@@ -83,6 +95,8 @@ class StopRequest:
             interrupts += received.count(signal.SIGINT)
             if interrupts > 1:
                 os._exit(128 + signal.SIGINT)
+            for number in set(received) & set(self._others):
+                self._others[number]()
             if not self.training and set(received) & set(HANDLED):
                 threading.Thread(target=self._end_early, args=(received[0],), daemon=True).start()
 
@@ -110,11 +124,11 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def tell(processes: list[int]) -> None:
+def tell(processes: list[int], number: int = signal.SIGTERM) -> None:
     """Ask these processes to stop, too."""
     for pid in processes:
         try:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         except ProcessLookupError:  # it has ended by itself
             continue
 

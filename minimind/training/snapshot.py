@@ -15,7 +15,7 @@ import io
 import os
 import pickle
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,25 +107,25 @@ class Snapshot:
             for content in self.files.values()
         )
 
-    def write(self, directory: Path) -> dict[str, FileFacts]:
+    def write(self, directory: Path, beat: Callable[[], None] = lambda: None) -> dict[str, FileFacts]:
         """Write all files below ``directory`` and sync them to the disk; what was written, by name.
 
-        Raises OSError when the disk is full or fails.
+        ``beat``: called at each piece that is written, for the watchdog. Raises OSError when the disk is full or fails.
         """
         facts = {}
         for name, content in self.files.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            facts[name] = _write(path, content, self.zipfile)
+            facts[name] = _write(path, content, self.zipfile, beat)
             if isinstance(content, bytes):  # DeepSpeed makes its scripts executable
                 path.chmod(path.stat().st_mode | stat.S_IEXEC)
             sync_directory(path.parent)
         return facts
 
 
-def _write(path: Path, content: HostCopy | bytes, zipfile: bool) -> FileFacts:
+def _write(path: Path, content: HostCopy | bytes, zipfile: bool, beat: Callable[[], None]) -> FileFacts:
     with open_file(path) as file:
-        sink = _Sink(file)
+        sink = _Sink(file, beat)
         if isinstance(content, bytes):
             sink.write(content)
         else:
@@ -145,11 +145,12 @@ class _Sink:
     caffe2/serialize/inline_container.cc), without the reason.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest, self._bytes = file, hashlib.sha256(), 0
+    def __init__(self, file: BinaryIO, beat: Callable[[], None]) -> None:
+        self._file, self._digest, self._bytes, self._beat = file, hashlib.sha256(), 0, beat
         self._error: OSError | None = None
 
     def write(self, data: bytes) -> int:
+        self._beat()
         if self._error is None:
             try:
                 self._file.write(data)
@@ -167,6 +168,7 @@ class _Sink:
         if self._error is not None:
             raise self._error
         self._file.flush()
+        self._beat()
         os.fsync(self._file.fileno())
         return FileFacts(self._bytes, self._digest.hexdigest())
 

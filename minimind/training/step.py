@@ -8,7 +8,7 @@ the gradient (the averaging bug that https://unsloth.ai/blog/gradient describes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,17 +69,21 @@ def train_step(
     stop_requested: bool = False,
     by_source: bool = False,
     save_requested: bool = False,
+    beat: Callable[[], None] = lambda: None,
 ) -> StepResult:
     """Run one optimizer step over this rank's ``micro_batches`` (the same number on every rank).
 
     The requests to stop and to save ride along with the token count, so that all ranks learn of them in the same step.
     ``by_source``: keep each row's loss too; what is trained does not change, not even by rounding.
+    ``beat``: called at the beginning and before each micro-batch, for the watchdog.
     """
+    beat()
     tokens = sum(batch.num_trainable for batch in micro_batches)
     total, stops, saves = engine.sum_over_ranks([float(tokens), float(stop_requested), float(save_requested)])
     weight = token_weight(engine.world_size, int(total))
     losses, rows = [], []
     for index, batch in enumerate(micro_batches):
+        beat()
         last = index == len(micro_batches) - 1
         if by_source:
             loss, row_losses = engine.forward_by_row(batch, last)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from benchmarks import cadence, memory, scaling, time_to_loss, trainer
 from benchmarks.cadence import Costs
 from benchmarks.llama import cut
 from benchmarks.side_huggingface import Padder
-from benchmarks.side_minimind import LENGTH, learning_rate, padded
+from benchmarks.side_minimind import LENGTH, MiniMindLoop, learning_rate, padded
 from benchmarks.time_to_loss import Course, race
 from benchmarks.workers import Job, Round, Worker, WorkerError, alternate
+from minimind.hardware import Hardware
 from minimind.tokenizer import PAD_ID
 from tests.support import DS_CONFIGS
 
@@ -85,7 +87,44 @@ def test_speed_table_has_a_ratio_for_every_other_side() -> None:
     found = trainer.results(rounds)
     assert found["hf"]["ratios"] == [2.0] * 5
     assert "ratios" not in found["ours"]
-    assert "2.00 (2.00..2.00)" in trainer.table(rounds)
+    table = trainer.table(rounds, {"ours": "bf16", "hf": "bf16, emulated"}).splitlines()
+    assert "2.00 (2.00..2.00)" in table[-1] and "bf16, emulated" in table[-1]
+
+
+def test_a_side_that_emulates_says_so() -> None:
+    plain, half = Hardware("cpu", fp16=False, bf16=False), Hardware("cpu", fp16=False, bf16=True)
+    assert [trainer.computed_in(name, plain) for name in ("fp32", "bf16", "fp16")] == [
+        "fp32",
+        "bf16, emulated",
+        "fp16, emulated",
+    ]
+    assert trainer.computed_in("bf16", half) == "bf16"
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "muon"])
+def test_every_side_gets_the_precision_of_the_json(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Job] = []
+    monkeypatch.setattr(trainer, "Worker", lambda side, job: started.append(job))
+    options = trainer.parse(["--deepspeed_config", f"ds_configs/{name}.json"])
+    text: Any = SimpleNamespace(tokenizer="", train="", held_out="")
+    trainer.start(options, text)
+    assert {job.side for job in started} == set(trainer.SIDES)
+    assert {job.precision for job in started} == {"fp32" if name == "fp32" else "bf16"}
+
+
+def test_our_copy_of_minimind_computes_in_its_jobs_precision() -> None:
+    loop = object.__new__(MiniMindLoop)
+    loop.device = torch.device("cpu")
+    for loop.precision, dtype in [("fp32", torch.float32), ("bf16", torch.bfloat16)]:
+        with loop._autocast():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
+def test_progress_is_told_from_the_first_step(capsys: pytest.CaptureFixture[str]) -> None:
+    workers: Any = {"ours": FakeWorker(0.0, [], "ours")}
+    alternate(workers, rounds=2, steps=3, warmup=2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("warm-up: ours, step 1 of 2") and len(lines) == 2 + 1 + 2
 
 
 def test_ours_is_always_a_side(capsys: pytest.CaptureFixture[str]) -> None:

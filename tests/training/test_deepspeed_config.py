@@ -643,8 +643,6 @@ def test_auto_precision(
     )
 
 
-
-
 @pytest.mark.parametrize(("given", "warned"), [(5e8, True), (COUNT + 1, True), (COUNT, False), (1e6, False)])
 def test_buckets_are_capped_at_the_model(given: float, warned: bool) -> None:
     resolved = fix({"zero_optimization": {"stage": 2, "reduce_bucket_size": given}})

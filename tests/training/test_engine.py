@@ -19,8 +19,9 @@ from minimind.training import engine as engine_module
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.engine import Engine, Update
 from minimind.training.metrics import StepMetrics
+from minimind.training.optimizers import build_optimizer
 from minimind.training.recorder import Progress, Recorder
-from minimind.training.step import train_step
+from minimind.training.step import token_weight, train_step
 from tests.support import CPU, DS_CONFIGS, RowBatch, random_rows, run_ranks, split, tiny_config, tiny_model
 
 CONFIGS = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
@@ -150,6 +151,27 @@ def test_binding_clip_is_applied_to_the_unscaled_gradient(name: str) -> None:
     update, report = applied(sgd_engine(resolved, lr=100.0), split(batch, 4))
     assert report.grad_norm == pytest.approx(norm, rel=TOLERANCE[resolved.precision])
     assert_same(update / 100.0, expected, TOLERANCE[resolved.precision])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("clip", [0.0, 0.05, 100.0])
+def test_fp32_on_one_rank_is_a_plain_loop_bit_for_bit(clip: float) -> None:
+    """Norm, clipping and fused AdamW as torch has them; the gradients are read once for norm and clipping together."""
+    resolved = load("fp32.json", gradient_clipping=clip)
+    engine, model = Engine(tiny_model(), resolved, lambda step: 1.0), tiny_model()
+    optimizer = build_optimizer(model, resolved.optimizer.type, resolved.optimizer.params)
+    for seed in range(3):
+        batch = random_rows(4, seed)
+        loss = model(batch.input_ids, batch.labels, batch.position_ids, batch.document_ids)
+        (loss * token_weight(1, batch.num_trainable)).backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        if clip:
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert applied(engine, [batch])[1].grad_norm == float(norm)
+    assert torch.equal(masters(engine), torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    engine.close()
 
 
 @pytest.mark.usefixtures("one_rank")

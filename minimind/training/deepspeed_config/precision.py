@@ -48,6 +48,8 @@ def _one_precision(draft: Draft, run: RunConfig, name: str, other: str) -> None:
             f"true in the JSON but {name} is true {run.origin(name)}: a run has one precision: change one of them",
         )
     draft.set(f"{other}.enabled", False)
+
+
 def _keep_overflow_check(draft: Draft) -> None:
     """Off, stage 2 applies NaN gradients (runtime/zero/stage_1_and_2.py ``step``)."""
     if draft.get("bf16.check_grad_overflow") is False:
