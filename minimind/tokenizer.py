@@ -68,6 +68,7 @@ class Tokenizer:
         self.im_start_id: int = self._processor.PieceToId(IM_START)
         self.im_end_id: int = self._processor.PieceToId(IM_END)
         self._text_bytes, self._special_bytes = _byte_tables(self._processor)
+        self._longest_piece = max(map(len, self._text_bytes.values()))  # bytes
         self._pairs = _inner_pairs(self._text_bytes.values())
         first_byte: int = self._processor.PieceToId("<0x00>")
         self._space_symbol_ids = np.array([first_byte + byte for byte in _SPACE_SYMBOL_BYTES], dtype=np.int32)
@@ -99,6 +100,12 @@ class Tokenizer:
         if _SPACE_SYMBOL in text or len(text) > _LONG_TEXT:
             return self._encode_in_parts(text).tolist()
         return self._encode_plain(text, int)
+
+    def least_tokens(self, text: str) -> int:
+        """A number that `encode` can't stay below, at no cost: the text is its pieces' bytes, one after the other."""
+        spaces = text.count(_SPACE_SYMBOL)
+        rest = len(text.encode("utf-8", "surrogatepass")) - spaces * len(_SPACE_SYMBOL_BYTES)
+        return spaces * len(_SPACE_SYMBOL_BYTES) + -(-rest // self._longest_piece)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """`encode` of each text, in one call of SentencePiece (about 15 MB/s a thread)."""

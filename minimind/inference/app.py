@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -85,6 +85,7 @@ class Endpoints:
         tokenizer = self.speaker.tokenizer
         turns = [Turn(message.role, message.content) for message in body.messages]
         self._check_model(body)
+        self._require_room([turn.content for turn in turns], "messages")
         prompt = await self._tokenize(prompt_ids, turns, tokenizer)
         sampling = body.sampling(CHAT_TOKENS)
         question = Question(prompt, sampling, [tokenizer.im_end_id, tokenizer.eos_id], body.stop)
@@ -94,6 +95,7 @@ class Endpoints:
         """How a text goes on."""
         tokenizer = self.speaker.tokenizer
         self._check_model(body)
+        self._require_room([body.prompt], "prompt")
         prompt = [tokenizer.bos_id, *await self._tokenize(tokenizer.encode, body.prompt)]
         question = Question(prompt, body.sampling(TEXT_TOKENS), [tokenizer.eos_id], body.stop)
         return await self._respond(body, question, request, Reply(self.name, chat=False))
@@ -107,6 +109,19 @@ class Endpoints:
                 404, f"there is no model {body.model!r} here, only {self.name!r}", "model", "model_not_found"
             )
 
+    def _require_room(self, texts: Sequence[str], param: str) -> None:
+        """Refuse a prompt that can't fit before it is tokenized, which would take time and memory."""
+        least = sum(map(self.speaker.tokenizer.least_tokens, texts))
+        if least >= self.positions:
+            raise self._too_long(f"at least {least}", param)
+
+    def _too_long(self, tokens: str, param: str) -> ApiError:
+        message = (
+            f"the prompt has {tokens} tokens; it may have at most {self.positions - 1}, "
+            f"for the model has {self.positions} positions and the answer needs one: shorten it"
+        )
+        return ApiError(400, message, param, "context_length_exceeded")
+
     def _gone(self, request: Request) -> Callable[[], Awaitable[bool]]:
         async def gone() -> bool:
             if self.stopping():
@@ -119,12 +134,7 @@ class Endpoints:
         self, body: AnyRequest, question: Question, request: Request, reply: Reply
     ) -> Response:
         if len(question.prompt) >= self.positions:
-            message = (
-                f"the prompt has {len(question.prompt)} tokens; it may have at most {self.positions - 1}, "
-                f"for the model has {self.positions} positions and the answer needs one: shorten it"
-            )
-            param = "messages" if reply.chat else "prompt"
-            raise ApiError(400, message, param, "context_length_exceeded")
+            raise self._too_long(f"{len(question.prompt)}", "messages" if reply.chat else "prompt")
         gone = self._gone(request)
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage

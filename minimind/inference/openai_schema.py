@@ -21,7 +21,7 @@ from minimind.inference.answers import Finish
 from minimind.terminal import Sampling
 
 MAX_STOPS = 4  # OpenAI's limit
-MAX_MESSAGES = 4096  # each has tokens of its own: no model here has room for more
+MAX_MESSAGES = 2048  # each has tokens of its own: few models here have room for as many
 MAX_FIELDS = 64  # of an object
 LEAST_TEMPERATURE = 1e-3  # below it logits / temperature could overflow
 NEUTRAL: dict[str, Sequence[Any]] = {

@@ -245,6 +245,31 @@ def test_health_is_answered_while_large_prompts_are_tokenized(
         thread.join(60)
 
 
+def test_a_prompt_that_cannot_fit_is_not_tokenized(
+    api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    monkeypatch.setattr("minimind.inference.app.prompt_ids", None)
+    for text in ("The river " * 60_000, "\u2581" * 300_000, "河" * 300_000):
+        for response in (
+            api.post(COMPLETIONS, prompt=text),
+            api.post(CHAT, messages=[{"role": "user", "content": text}]),
+        ):
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_no_encoding_stays_below_the_least_number_of_tokens(tokenizer: Tokenizer) -> None:
+    for text in (
+        "",
+        "The river runs past the hill.",
+        "河水流过小山" * 9,
+        "\u2581a\u2581",
+        "\U0001f600",
+        " " * 99,
+    ):
+        assert (text != "") <= tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+
+
 def test_a_websocket_is_closed() -> None:
     sent: list[Any] = []
 
