@@ -8,21 +8,21 @@ Weakness: it looks at this machine only; the other nodes of a multi-node run nee
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from minimind.config import load_run_config
+from minimind.config import RunConfig, load_run_config
 from minimind.errors import UserError
 from minimind.hardware import Hardware, choose_config, detect
+from minimind.training import build_lock, builds
 from minimind.training.deepspeed_config import Resolved, resolve
+from minimind.training.requirements import compiler_problem, lacks, remarks
 
 TESTED_DEEPSPEED = "0.19.8"
 REQUIRED = (
@@ -42,7 +42,6 @@ OPTIONAL = {
     "bitsandbytes": "AdamW8bit (ds_configs/adamw8bit.json)",
     "transformers": "checking an export against Hugging Face",
 }
-STALE_LOCK_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -140,35 +139,24 @@ def check_visible_devices(hardware: Hardware) -> Check:
 
 def check_compiler() -> Check:
     """DeepSpeedCPUAdam (offload) is compiled at first use; nothing else in this project needs a compiler."""
-    compiler, ninja = shutil.which(os.environ.get("CXX", "g++")), importlib.util.find_spec("ninja")
-    if compiler is None or ninja is None:
-        lack = "C++ compiler" if compiler is None else "ninja"
-        return Check(
-            "compiler",
-            "note",
-            f"no {lack}",
-            "needed only for *_offload.json: apt install g++, pip install ninja",
-        )
-    return Check("compiler", "ok", compiler)
+    if problem := compiler_problem():
+        return Check("compiler", "note", problem[0], f"needed only for *_offload.json: {problem[1]}")
+    return Check("compiler", "ok", str(shutil.which(os.environ.get("CXX", "c++"))))
 
 
-def extensions_directory() -> Path:
-    """Where torch builds extensions."""
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
+def check_build_locks() -> list[Check]:
+    """A build that was killed leaves a lock (build_lock.py). A run that needs the op removes or waits for it."""
+    states = [(lock, verdict) for lock in builds.all_locks() if (verdict := build_lock.judge(lock))]
+    return [_build_lock(*state) for state in states] or [Check("build locks", "ok", "none")]
 
 
-def check_stale_locks(now: float | None = None) -> Check:
-    """A build that was killed leaves a lock, and every later run waits for it for ever."""
-    now = time.time() if now is None else now
-    locks = [
-        path
-        for path in extensions_directory().glob("**/lock")
-        if now - path.stat().st_mtime > STALE_LOCK_SECONDS
-    ]
-    if locks:
-        names = ", ".join(map(str, locks))
-        return Check("build locks", "bad", f"stale: {names}", f"no build is that slow; delete: rm {names}")
-    return Check("build locks", "ok", "none")
+def _build_lock(lock: Path, verdict: build_lock.Verdict) -> Check:
+    if verdict.state == "held":
+        return Check("build locks", "ok", f"{verdict.who} is compiling {lock.parent.name} ({lock})")
+    if verdict.state == "dead":
+        advice = f"a run that needs it removes it; any other software would wait for ever: rm {lock}"
+        return Check("build locks", "note", f"stale, no process holds it: {lock}", advice)
+    return Check("build locks", "note", f"{lock}: {verdict.who}", builds.advice(lock))
 
 
 def check_disk(directory: Path, need: int = 2**31) -> Check:
@@ -181,51 +169,11 @@ def check_disk(directory: Path, need: int = 2**31) -> Check:
     return Check("disk", "ok", seen)
 
 
-def check_resolved(resolved: Resolved) -> list[Check]:
-    """What a valid config needs from this machine."""
-    checks = []
-    if resolved.offload and check_compiler().status != "ok":
-        checks.append(
-            Check(
-                "offload",
-                "bad",
-                "DeepSpeedCPUAdam must be compiled, and there is no compiler",
-                check_compiler().advice,
-            )
-        )
-    if resolved.optimizer.type == "AdamW8bit" and _version("bitsandbytes") is None:
-        checks.append(
-            Check("AdamW8bit", "bad", "bitsandbytes is not installed", "pip install 'minimind[bnb]'")
-        )
-    if (
-        resolved.config.get("tensorboard", {}).get("enabled")
-        and importlib.util.find_spec("tensorboard") is None
-    ):
-        checks.append(
-            Check(
-                "tensorboard",
-                "bad",
-                "the JSON switches it on, and it is not installed",
-                "pip install tensorboard",
-            )
-        )
-    if resolved.offload:
-        checks += _check_memlock(resolved)
-    return checks
-
-
-def _check_memlock(resolved: Resolved) -> list[Check]:
-    """Pinned buffers must fit the limit on locked memory (`ulimit -l`)."""
-    try:
-        import resource
-    except ImportError:  # not a POSIX system
-        return []
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    pinned = resolved.config["zero_optimization"]["offload_optimizer"].get("pin_memory", True)
-    if pinned and soft != resource.RLIM_INFINITY and soft < 2**29:
-        seen = f"ulimit -l is {soft / 2**20:.0f} MiB and offload pins its buffers"
-        return [Check("memlock", "note", seen, 'raise it, or set "pin_memory": false')]
-    return []
+def check_resolved(resolved: Resolved, run: RunConfig, hardware: Hardware) -> list[Check]:
+    """What a valid config needs from this machine, as the run itself asks."""
+    missing = [Check(lack.what, "bad", lack.reason, lack.advice) for lack in lacks(resolved, run, hardware)]
+    found = [*resolved.findings, *remarks(resolved, hardware)]
+    return missing + [Check(finding.code, "note", finding.message, finding.advice) for finding in found]
 
 
 def check_config(
@@ -246,8 +194,7 @@ def check_config(
         Check("config", "ok", f"{path}: {kind}, clipping {resolved.gradient_clipping:g}"),
         Check("batch", "ok", resolved.explain_batch(run.max_seq_length)),
     ]
-    checks += [Check(finding.code, "note", finding.message, finding.advice) for finding in resolved.findings]
-    return checks + check_resolved(resolved)
+    return checks + check_resolved(resolved, run, hardware)
 
 
 def run_doctor(
@@ -263,7 +210,7 @@ def run_doctor(
     if all(check.status != "bad" for check in checks):  # without torch there is nothing to detect
         hardware = detect()
         checks += [*check_hardware(hardware), check_visible_devices(hardware)]
-        checks += [check_compiler(), check_stale_locks(), check_disk(output_dir)]
+        checks += [check_compiler(), *check_build_locks(), check_disk(output_dir)]
         if deepspeed_config is not None:
             checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware)
     for check in checks:

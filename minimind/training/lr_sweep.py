@@ -36,6 +36,7 @@ from minimind.training.lr_report import Outcome, report
 from minimind.training.main import exit_with
 from minimind.training.metrics import StepMetrics
 from minimind.training.recorder import Progress, Recorder
+from minimind.training.requirements import require
 from minimind.training.run_directory import write_run_files
 from minimind.training.schedule import Schedule
 from minimind.training.signals import StopRequest
@@ -105,6 +106,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest) -> Bench:
     hardware = detect()
     base = _resolve(arguments.deepspeed_config, config, hardware)  # the file itself: errors name its lines
     values = read_source(arguments.deepspeed_config).values
+    remarks = require(base, config, hardware)
     start_processes(config.emulate_fp16)
     control = Control()
     data = setup.prepare_data(control, "pretrain", config)
@@ -114,7 +116,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest) -> Bench:
     batches = setup.make_batches(data, config, base)
     steps = arguments.steps or (RANGE_STEPS if arguments.range_test else SWEEP_STEPS)
     bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, Console())
-    for finding in base.findings:
+    for finding in [*base.findings, *remarks]:
         if finding.code != "scheduler-deepspeed":
             bench.say(f"! {finding.code}: {finding.message}")
     if base.scheduler is not None:

@@ -28,6 +28,7 @@ from minimind.training.health import before_run
 from minimind.training.loop import Run, train
 from minimind.training.metrics import Metrics
 from minimind.training.recorder import Progress
+from minimind.training.requirements import require
 from minimind.training.rescue import Builder, give_up, rescue
 from minimind.training.resume import Start, agree, describe, find_start
 from minimind.training.run_directory import open_directory
@@ -76,6 +77,7 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
     config, new_model = configure(kind, arguments)
     hardware = detect()
     resolved = resolve_json(kind, arguments, config, hardware)
+    remarks = require(resolved, config, hardware)
 
     start_processes(config.emulate_fp16)
     control = Control()
@@ -100,7 +102,7 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
         )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments))
-    for finding in [*resolved.findings, *notes, *usual_rates(kind, config, resolved)]:
+    for finding in [*resolved.findings, *remarks, *notes, *usual_rates(kind, config, resolved)]:
         metrics.finding(finding)
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)
