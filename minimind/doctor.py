@@ -17,9 +17,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from minimind import launch_words
 from minimind.config import RunConfig, load_run_config
 from minimind.errors import UserError
 from minimind.hardware import Hardware, choose_config, detect
+from minimind.launching import port_problem
 from minimind.training import build_lock, builds
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.requirements import compiler_problem, lacks, remarks
@@ -126,15 +128,21 @@ def check_hardware(hardware: Hardware) -> list[Check]:
     return [Check("device", "ok", hardware.describe()), Check("suits it", "ok", f"{path}: {reason}")]
 
 
-def check_visible_devices(hardware: Hardware) -> Check:
-    """On a machine without GPUs the launcher takes any CUDA_VISIBLE_DEVICES for a list of slots and stops."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if hardware.device_type == "cpu" and value:
-        return Check(
-            "CUDA devices", "bad", f'CUDA_VISIBLE_DEVICES="{value}" on a machine without a GPU',
-            "unset CUDA_VISIBLE_DEVICES: the deepspeed launcher would look for those slots and stop",
-        )  # fmt: skip
-    return Check("CUDA devices", "ok", f'CUDA_VISIBLE_DEVICES="{value}"' if value else "all that are visible")
+def check_launch(words: Sequence[str]) -> list[Check]:
+    """What `minimind launch WORDS` would refuse, by the same code, and the port that a bare `deepspeed` takes."""
+    try:
+        options = launch_words.read_words([*words, __file__])  # in a script's place: one that is there
+        active = launch_words.check(options)
+    except UserError as error:
+        return [Check("launch", "bad", str(error))]
+    checks = [
+        Check("launch", "ok", f"ranks on {', '.join(f'{h}: {len(slots)}' for h, slots in active.items())}")
+    ]
+    default = launch_words.DEFAULT_PORT
+    if options.master_port is None and (problem := port_problem(default)):
+        advice = "`minimind launch` takes a free port by itself"
+        checks.append(Check("port", "note", f"{problem} (`deepspeed` takes {default})", advice))
+    return checks
 
 
 def check_compiler() -> Check:
@@ -197,19 +205,27 @@ def check_config(
     return checks + check_resolved(resolved, run, hardware)
 
 
+def _ranks(num_gpus: int) -> list[str]:
+    return ["--num_gpus", str(num_gpus)] if num_gpus > 1 else []
+
+
 def run_doctor(
     deepspeed_config: Path | None = None,
     config: Path | None = None,
     overrides: Sequence[str] = (),
     num_gpus: int = 1,
     output_dir: Path = Path("runs"),
+    words: Sequence[str] = (),
     show: Callable[[str], None] = print,
 ) -> int:
-    """Print every check; returns 1 if one is bad, else 0. Raises UserError if the config file does not exist."""
+    """Print every check; returns 1 if one is bad, else 0. ``words``: options of the launcher to check, too.
+
+    Raises UserError if the config file does not exist.
+    """
     checks = [check_python(), *check_packages(), check_launcher()]
     if all(check.status != "bad" for check in checks):  # without torch there is nothing to detect
         hardware = detect()
-        checks += [*check_hardware(hardware), check_visible_devices(hardware)]
+        checks += [*check_hardware(hardware), *check_launch(words or _ranks(num_gpus))]
         checks += [check_compiler(), *check_build_locks(), check_disk(output_dir)]
         if deepspeed_config is not None:
             checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware)

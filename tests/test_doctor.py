@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 from torch.utils.file_baton import FileBaton
 
-from minimind import doctor
+from minimind import doctor, launch_words
 from minimind.config import RunConfig
 from minimind.errors import UserError
 from minimind.hardware import Hardware
@@ -75,14 +76,37 @@ def test_build_locks_are_judged_by_who_holds_them(tmp_path: Path, monkeypatch: p
     assert "nfs4" in doctor.check_build_locks()[1].seen
 
 
-@pytest.mark.parametrize(
-    ("value", "hardware", "status"), [("0,1", CPU, "bad"), ("", CPU, "ok"), ("0,1", GPU, "ok")]
-)
-def test_visible_devices(
-    monkeypatch: pytest.MonkeyPatch, value: str, hardware: Hardware, status: str
-) -> None:
+@pytest.mark.parametrize(("value", "status"), [("0,1", "bad"), ("", "ok"), ("0", "ok")])
+def test_visible_devices(monkeypatch: pytest.MonkeyPatch, value: str, status: str) -> None:
+    monkeypatch.setattr(launch_words, "count_devices", lambda: ("cpu", 1))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert doctor.check_visible_devices(hardware).status == status
+    first, *_ = doctor.check_launch([])
+    assert first.status == status
+    assert ("no slot 1" in first.seen) == (status == "bad")
+
+
+def test_the_launchers_words_are_checked_by_the_launchs_own_code(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        (check,) = doctor.check_launch(["--master_port", str(other.getsockname()[1])])
+    assert check.status == "bad" and "is in use" in check.seen
+    lines: list[str] = []
+    words = ["--hostfile", str(tmp_path / "none")]
+    assert doctor.run_doctor(output_dir=tmp_path, words=words, show=lines.append) == 1
+    assert [line for line in lines if line.startswith("bad")] == [
+        f"bad  launch            {tmp_path / 'none'}: there is no such hostfile; on one machine leave --hostfile out"
+    ]
+
+
+def test_a_taken_default_port_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        monkeypatch.setattr(launch_words, "DEFAULT_PORT", other.getsockname()[1])
+        _, port = doctor.check_launch([])
+    assert port.status == "note" and "minimind launch" in port.advice
 
 
 def test_disk(tmp_path: Path) -> None:
