@@ -52,3 +52,9 @@ def _count_cpus() -> int:
     ]
     distinct = [own for own, before in zip(cores, [[], *cores], strict=False) if own and own != before]
     return len(distinct) or 1
+
+
+def physical_cores() -> int:
+    """Cores, of which each may be several processors to the kernel; counted as psutil does, which the launcher asks."""
+    siblings = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/core_cpus_list")
+    return len({path.read_text() for path in siblings}) or os.cpu_count() or 1

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from minimind.devices import ACCELERATORS, count_devices
+from minimind.devices import ACCELERATORS, count_devices, physical_cores
 from minimind.errors import UserError
 from minimind.hostfile import choose, is_here, read_hostfile, unreachable
 from minimind.launching import free_port, port_problem
@@ -218,9 +218,7 @@ def _binding(options: argparse.Namespace, active: dict[str, list[int]]) -> Itera
         yield "--bind_cores_to_rank and the variable KMP_AFFINITY exclude each other: unset KMP_AFFINITY"
     if shutil.which("numactl") is None:
         yield "--bind_cores_to_rank needs numactl, which is not installed: apt install numactl"
-    import psutil
-
-    cores: Sequence[int] = range(psutil.cpu_count(logical=False) or 0)
+    cores: Sequence[int] = range(physical_cores())
     if options.bind_core_list is not None:
         cores, last = core_list(options.bind_core_list), (os.cpu_count() or 1) - 1
         if cores[-1] > last:

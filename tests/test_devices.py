@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minimind import devices
@@ -65,3 +66,7 @@ def test_the_accelerators_are_deepspeeds() -> None:
     from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
 
     assert list(ACCELERATORS) == SUPPORTED_ACCELERATOR_LIST
+
+
+def test_cores_are_psutils() -> None:
+    assert devices.physical_cores() == (psutil.cpu_count(logical=False) or psutil.cpu_count())

@@ -77,9 +77,7 @@ class Update:
 
 def start_processes(emulate_fp16: bool = False) -> None:
     """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine.
-
-    Raises UserError if the launcher's port is taken.
-    """
+    Raises UserError if the launcher's port is taken."""
     _quiet_deepspeed()
     _import_muon_uncompiled()
     guard_builds(OpBuilder)
