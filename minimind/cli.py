@@ -251,13 +251,18 @@ def doctor(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="and this YAML")] = None,
     overrides: Set = [],  # noqa: B006 (typer copies it)
-    num_gpus: Annotated[int, typer.Option(min=1, help="ranks")] = 1,
+    num_gpus: Annotated[int, typer.Option("--num_gpus", "--num-gpus", min=1, help="ranks")] = 1,
     output_dir: Annotated[Path, typer.Option(help="where runs will be written")] = Path("runs"),
+    launch: Annotated[
+        str, typer.Option(help='check these words of `minimind launch` too: "--include localhost:0,1"')
+    ] = "",
 ) -> None:
     """Check versions, accelerator, compiler, disk, and a configuration. Exit code 1 if something is missing."""
+    import shlex
+
     from minimind.doctor import run_doctor
 
-    _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir))
+    _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir, shlex.split(launch)))
 
 
 @app.command(
@@ -265,7 +270,7 @@ def doctor(
 )
 def launch(context: typer.Context) -> None:
     """The deepspeed command with the same words after it; stops and exit codes can be relied upon (docs/resume.md)."""
-    if context.args in ([], ["--help"]):  # words after a script are its own, --help too
+    if context.args in ([], ["--help"], ["-h"]):  # words after a script are its own, --help too
         say(context.get_help())
         return
     from minimind.supervisor import launch as supervise

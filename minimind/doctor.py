@@ -8,24 +8,25 @@ Weakness: it looks at this machine only; the other nodes of a multi-node run nee
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from minimind.command_lines import typed
-from minimind.config import load_run_config
+from minimind import launch_words
+from minimind.config import RunConfig, load_run_config
 from minimind.display import say
 from minimind.errors import UserError
 from minimind.hardware import Hardware, choose_config, detect, purpose_of
+from minimind.launching import port_problem
+from minimind.training import build_lock, builds
 from minimind.training.deepspeed_config import Resolved, resolve
 from minimind.training.deepspeed_fixes import version_problem
+from minimind.training.requirements import compiler_problem, lacks, remarks
 
 REQUIRED = (
     "torch",
@@ -44,7 +45,6 @@ OPTIONAL = {
     "bitsandbytes": "AdamW8bit (ds_configs/adamw8bit.json)",
     "transformers": "checking an export against Hugging Face",
 }
-STALE_LOCK_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -126,50 +126,43 @@ def check_hardware(hardware: Hardware, config: Path | None = None) -> list[Check
     return [Check("device", "ok", hardware.describe()), Check("suits it", "ok", f"{path}: {reason}")]
 
 
-def check_visible_devices(hardware: Hardware) -> Check:
-    """On a machine without GPUs the launcher takes any CUDA_VISIBLE_DEVICES for a list of slots and stops."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if hardware.device_type == "cpu" and value:
-        return Check(
-            "CUDA devices", "bad", f'CUDA_VISIBLE_DEVICES="{value}" on a machine without a GPU',
-            "unset CUDA_VISIBLE_DEVICES: the deepspeed launcher would look for those slots and stop",
-        )  # fmt: skip
-    return Check("CUDA devices", "ok", f'CUDA_VISIBLE_DEVICES="{value}"' if value else "all that are visible")
+def check_launch(words: Sequence[str]) -> list[Check]:
+    """What `minimind launch WORDS` would refuse, by the same code, and the port that a bare `deepspeed` takes."""
+    try:
+        options = launch_words.read_words([*words, __file__])  # in a script's place: one that is there
+        active = launch_words.check(options)
+    except UserError as error:
+        return [Check("launch", "bad", str(error))]
+    checks = [
+        Check("launch", "ok", f"ranks on {', '.join(f'{h}: {len(slots)}' for h, slots in active.items())}")
+    ]
+    default = launch_words.DEFAULT_PORT
+    if options.master_port is None and (problem := port_problem(default)):
+        advice = "`minimind launch` takes a free port by itself"
+        checks.append(Check("port", "note", f"{problem} (`deepspeed` takes {default})", advice))
+    return checks
 
 
 def check_compiler() -> Check:
     """DeepSpeedCPUAdam (offload) is compiled at first use; nothing else in this project needs a compiler."""
-    compiler, ninja = shutil.which(os.environ.get("CXX", "g++")), importlib.util.find_spec("ninja")
-    if compiler is None or ninja is None:
-        lack = "C++ compiler" if compiler is None else "ninja"
-        return Check(
-            "compiler",
-            "note",
-            f"no {lack}",
-            "needed only for *_offload.json: apt install g++, pip install ninja",
-        )
-    return Check("compiler", "ok", compiler)
+    if problem := compiler_problem():
+        return Check("compiler", "note", problem[0], f"needed only for *_offload.json: {problem[1]}")
+    return Check("compiler", "ok", str(shutil.which(os.environ.get("CXX", "c++"))))
 
 
-def extensions_directory() -> Path:
-    """Where torch builds extensions."""
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache" / "torch_extensions"))
+def check_build_locks() -> list[Check]:
+    """A build that was killed leaves a lock (build_lock.py). A run that needs the op removes or waits for it."""
+    states = [(lock, verdict) for lock in builds.all_locks() if (verdict := build_lock.judge(lock))]
+    return [_build_lock(*state) for state in states] or [Check("build locks", "ok", "none")]
 
 
-def check_stale_locks(now: float | None = None) -> Check:
-    """A build that was killed leaves a lock, and every later run waits for it for ever."""
-    now = time.time() if now is None else now
-    locks = [
-        path
-        for path in extensions_directory().glob("**/lock")
-        if now - path.stat().st_mtime > STALE_LOCK_SECONDS
-    ]
-    if locks:
-        names = ", ".join(map(str, locks))
-        return Check(
-            "build locks", "bad", f"stale: {names}", f"no build is that slow; delete: {typed('rm', *locks)}"
-        )
-    return Check("build locks", "ok", "none")
+def _build_lock(lock: Path, verdict: build_lock.Verdict) -> Check:
+    if verdict.state == "held":
+        return Check("build locks", "ok", f"{verdict.who} is compiling {lock.parent.name} ({lock})")
+    if verdict.state == "dead":
+        advice = f"a run that needs it removes it; any other software would wait for ever: rm {lock}"
+        return Check("build locks", "note", f"stale, no process holds it: {lock}", advice)
+    return Check("build locks", "note", f"{lock}: {verdict.who}", builds.advice(lock))
 
 
 def check_disk(directory: Path, need: int = 2**31) -> Check:
@@ -182,49 +175,11 @@ def check_disk(directory: Path, need: int = 2**31) -> Check:
     return Check("disk", "ok", seen)
 
 
-def check_resolved(resolved: Resolved) -> list[Check]:
-    """What a valid config needs from this machine."""
-    checks = []
-    if resolved.offload and check_compiler().status != "ok":
-        checks.append(
-            Check(
-                "offload",
-                "bad",
-                "DeepSpeedCPUAdam must be compiled, and there is no compiler",
-                check_compiler().advice,
-            )
-        )
-    if resolved.optimizer.type == "AdamW8bit" and _version("bitsandbytes") is None:
-        checks.append(Check("AdamW8bit", "bad", "bitsandbytes is not installed", "pip install bitsandbytes"))
-    if (
-        resolved.config.get("tensorboard", {}).get("enabled")
-        and importlib.util.find_spec("tensorboard") is None
-    ):
-        checks.append(
-            Check(
-                "tensorboard",
-                "bad",
-                "the JSON switches it on, and it is not installed",
-                "pip install tensorboard",
-            )
-        )
-    if resolved.offload:
-        checks += _check_memlock(resolved)
-    return checks
-
-
-def _check_memlock(resolved: Resolved) -> list[Check]:
-    """Pinned buffers must fit the limit on locked memory (`ulimit -l`)."""
-    try:
-        import resource
-    except ImportError:  # not a POSIX system
-        return []
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    pinned = resolved.config["zero_optimization"]["offload_optimizer"].get("pin_memory", True)
-    if pinned and soft != resource.RLIM_INFINITY and soft < 2**29:
-        seen = f"ulimit -l is {soft / 2**20:.0f} MiB and offload pins its buffers"
-        return [Check("memlock", "note", seen, 'raise it, or set "pin_memory": false')]
-    return []
+def check_resolved(resolved: Resolved, run: RunConfig, hardware: Hardware) -> list[Check]:
+    """What a valid config needs from this machine, as the run itself asks."""
+    missing = [Check(lack.what, "bad", lack.reason, lack.advice) for lack in lacks(resolved, run, hardware)]
+    found = [*resolved.findings, *remarks(resolved, hardware)]
+    return missing + [Check(finding.code, "note", finding.message, finding.advice) for finding in found]
 
 
 def check_config(
@@ -245,8 +200,11 @@ def check_config(
         Check("config", "ok", f"{path}: {kind}, clipping {resolved.gradient_clipping:g}"),
         Check("batch", "ok", resolved.explain_batch(run.max_seq_length)),
     ]
-    checks += [Check(finding.code, "note", finding.message, finding.advice) for finding in resolved.findings]
-    return checks + check_resolved(resolved)
+    return checks + check_resolved(resolved, run, hardware)
+
+
+def _ranks(num_gpus: int) -> list[str]:
+    return ["--num_gpus", str(num_gpus)] if num_gpus > 1 else []
 
 
 def run_doctor(
@@ -255,14 +213,18 @@ def run_doctor(
     overrides: Sequence[str] = (),
     num_gpus: int = 1,
     output_dir: Path = Path("runs"),
+    words: Sequence[str] = (),
     show: Callable[[str], None] = say,
 ) -> int:
-    """Print every check; returns 1 if one is bad, else 0. Raises UserError if the config file does not exist."""
+    """Print every check; returns 1 if one is bad, else 0. ``words``: options of the launcher to check, too.
+
+    Raises UserError if the config file does not exist.
+    """
     checks = [check_python(), *check_packages(), check_launcher()]
     if all(check.status != "bad" for check in checks):  # without torch there is nothing to detect
         hardware = detect()
-        checks += [*check_hardware(hardware, deepspeed_config), check_visible_devices(hardware)]
-        checks += [check_compiler(), check_stale_locks(), check_disk(output_dir)]
+        checks += [*check_hardware(hardware, deepspeed_config), *check_launch(words or _ranks(num_gpus))]
+        checks += [check_compiler(), *check_build_locks(), check_disk(output_dir)]
         if deepspeed_config is not None:
             checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware)
     for check in checks:

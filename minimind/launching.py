@@ -1,16 +1,18 @@
 """Finding and running the `deepspeed` launcher that belongs to this Python.
 
 Known weakness: `free_port` returns a port that was free a moment ago; another process can take it before the
-launcher does. The launcher then fails at once with EADDRINUSE, which is better than what happens with its
-fixed default of 29500: two runs on one machine always collide there.
+launcher does. The run then ends at once with the line of `rendezvous`, which is better than what happens with the
+launcher's fixed default of 29500: two runs on one machine always collide there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minimind.errors import UserError
@@ -22,6 +24,45 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def port_problem(port: int) -> str | None:
+    """Why rank 0 could not listen on ``port`` for the others; None if it can."""
+    if not 0 < port < 1 << 16:
+        return f"port {port} is none: they go from 1 to 65535"
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: a port just left is free
+        try:
+            probe.bind(("", port))
+            probe.listen()
+        except PermissionError:
+            return f"port {port} needs privileges: take one above 1023"
+        except OSError:
+            return taken(port)
+    return None
+
+
+def taken(port: int | str) -> str:
+    """What to say of a port that another process listens on."""
+    return f"port {port} is in use by another process (another run?): give another --master_port before the script"
+
+
+@contextlib.contextmanager
+def rendezvous() -> Iterator[None]:
+    """The ranks' first meeting, at MASTER_PORT; raises UserError if that port was taken meanwhile.
+
+    The other ranks may then have met a stranger: their error is rank 0's, which says it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+        if "EADDRINUSE" in str(error):
+            raise UserError(taken(port)) from error
+        if type(error).__name__ == "DistNetworkError":
+            first = str(error).partition("\n")[0]
+            raise UserError(f"the ranks could not meet at {address}:{port}: {first}") from error
+        raise
 
 
 def find_launcher() -> Path:

@@ -7,7 +7,9 @@ exits with 1 after every SIGTERM or SIGINT, whatever its ranks say; SIGKILL on l
 Here the launcher runs in a session of its own with SIGINT, SIGTERM and SIGHUP blocked. The mask is inherited, so these
 signals stay pending in runner and launch.py, where they are seen from outside (/proc/PID/status) and handed on to the
 ranks; a rank unblocks them when it can handle them (signals.py). Everything then ends by itself, from the ranks up,
-with the ranks' exit code. As a subreaper (prctl(2)) this process adopts what loses its parent, so it ends last.
+with the ranks' exit code. As a subreaper (prctl(2)) this process adopts what loses its parent, so it ends last: after
+launch.py and the ranks, which it has seen below the runner. What a rank leaves behind (wandb's service) is neither
+waited for nor counted.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 from minimind.display import complain
 from minimind.errors import UserError
+from minimind.launch_words import prepared
 from minimind.launching import find_launcher
 from minimind.training.parents import PR_SET_PDEATHSIG, children, environment, prctl
 from minimind.training.signals import HANDLED, take_over, tell
@@ -35,15 +39,14 @@ def launch(words: Sequence[str]) -> int:
 
     0: finished, or stopped as asked. 130: ended at once by a second Ctrl-C. 128 + n: the runner was killed by signal n.
     1: launch.py was killed. Otherwise the code of the first rank that failed (247: it was killed).
-    Raises UserError outside Linux and without a launcher.
+    Raises UserError outside Linux, without a launcher, and for words that can't work here (launch_words.py).
     """
     if sys.platform != "linux":
         raise UserError("`minimind launch` needs Linux; start with `deepspeed` itself")
-    launcher = find_launcher()
+    launcher, words = find_launcher(), prepared(words)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    runner = subprocess.Popen(
-        [sys.executable, str(launcher), *words], start_new_session=True, preexec_fn=_before_runner
-    )
+    command = [sys.executable, "-m", "minimind.runner", str(launcher), *words]
+    runner = subprocess.Popen(command, start_new_session=True, preexec_fn=_before_runner)
     return Supervisor(runner).wait()
 
 
@@ -58,6 +61,7 @@ class Supervisor:
     def __init__(self, runner: subprocess.Popen[bytes]) -> None:
         self.runner = runner
         self.told: set[int] = set()  # ranks that were asked to stop
+        self.started: set[int] = set()  # launch.py and the ranks, once seen
         self.asked = self.killed = False
         self._interrupts = 0
         take_over(self._on_signal)
@@ -65,9 +69,10 @@ class Supervisor:
     def wait(self) -> int:
         """The exit code, once nothing below is left."""
         while (code := self._poll()) is None:
+            self._look()
             if self.asked or any(map(has_pending_stop, self._launchers())):
                 self.stop()
-        orphans = self._adopt()
+        orphans = self._outlived()
         if self.killed:
             return 0 if self._interrupts < 2 else 128 + signal.SIGINT
         if code == 0 and orphans:
@@ -105,15 +110,24 @@ class Supervisor:
         except subprocess.TimeoutExpired:
             return None
 
-    def _adopt(self) -> int:
-        """Wait for what has lost its parent, and count it."""
+    def _look(self) -> None:
+        """Remember who is below the runner now. launch.py is there for seconds before its ranks, so none is missed
+        unless launch.py is killed within ``PERIOD`` of starting it."""
+        self.started |= {*children(self.runner.pid), *self._ranks()}
+
+    def _outlived(self) -> int:
+        """Wait for what the launcher has started and that has lost its parent; how many there were."""
         count = 0
-        while True:
-            try:
-                os.wait()
-                count += 1
-            except ChildProcessError:
-                return count
+        while mine := self.started & set(children(os.getpid())):
+            for pid in mine:
+                self.started |= set(
+                    _ranks_below(pid)
+                )  # launch.py goes on for a moment when the runner is killed
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    count += 1
+                    self.started.discard(pid)
+            time.sleep(PERIOD / 5)
+        return count
 
     def _launchers(self) -> Iterator[int]:
         yield self.runner.pid
@@ -121,9 +135,13 @@ class Supervisor:
 
     def _ranks(self) -> Iterator[int]:
         for launcher in children(self.runner.pid):
-            for pid in children(launcher):
-                if any(pair.startswith(b"RANK=") for pair in environment(pid)):
-                    yield pid
+            yield from _ranks_below(launcher)
+
+
+def _ranks_below(launcher: int) -> Iterator[int]:
+    for pid in children(launcher):
+        if any(pair.startswith(b"RANK=") for pair in environment(pid)):
+            yield pid
 
 
 def has_pending_stop(pid: int) -> bool:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from torch.utils.file_baton import FileBaton
 
-from minimind import doctor
+from minimind import doctor, launch_words
 from minimind.config import RunConfig
 from minimind.errors import UserError
 from minimind.hardware import Hardware
 from minimind.training.deepspeed_config import resolve
 from minimind.training.deepspeed_fixes import VERSION
+from minimind.training.requirements import lacks
 
 CONFIGS = Path(__file__).parents[1] / "ds_configs"
 CPU = Hardware("cpu", False, False, "Xeon", 2**34)
@@ -58,27 +60,54 @@ def test_a_missing_config_is_a_wrong_use(tmp_path: Path) -> None:
         doctor.run_doctor(tmp_path / "none.json", output_dir=tmp_path, show=lambda line: None)
 
 
-def test_stale_build_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_locks_are_judged_by_who_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    assert doctor.check_stale_locks().status == "ok"
-    lock = tmp_path / "cpu_adam" / "lock"
-    lock.parent.mkdir()
-    lock.touch()
-    assert doctor.check_stale_locks().status == "ok"  # a build that is running
-    os.utime(lock, (time.time() - 3600, time.time() - 3600))
-    check = doctor.check_stale_locks()
-    assert check.status == "bad"
-    assert f"rm {lock}" in check.advice
+    assert [check.seen for check in doctor.check_build_locks()] == ["none"]
+    held, dead = tmp_path / "cpu_adam" / "lock", tmp_path / "fused_adam" / "lock"
+    for lock in (held, dead):
+        lock.parent.mkdir()
+    baton = FileBaton(str(held))
+    baton.try_acquire()
+    dead.touch()
+    living, stale = doctor.check_build_locks()
+    assert living.status == "ok" and f"process {os.getpid()} (" in living.seen
+    assert stale.status == "note" and "no process holds it" in stale.seen and f"rm {dead}" in stale.advice
+    assert held.exists() and dead.exists()  # nothing is changed
+    monkeypatch.setattr(doctor.build_lock, "file_system", lambda path: "nfs4")
+    assert "nfs4" in doctor.check_build_locks()[1].seen
 
 
-@pytest.mark.parametrize(
-    ("value", "hardware", "status"), [("0,1", CPU, "bad"), ("", CPU, "ok"), ("0,1", GPU, "ok")]
-)
-def test_visible_devices(
-    monkeypatch: pytest.MonkeyPatch, value: str, hardware: Hardware, status: str
-) -> None:
+@pytest.mark.parametrize(("value", "status"), [("0,1", "bad"), ("", "ok"), ("0", "ok")])
+def test_visible_devices(monkeypatch: pytest.MonkeyPatch, value: str, status: str) -> None:
+    monkeypatch.setattr(launch_words, "count_devices", lambda: ("cpu", 1))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert doctor.check_visible_devices(hardware).status == status
+    first, *_ = doctor.check_launch([])
+    assert first.status == status
+    assert ("no slot 1" in first.seen) == (status == "bad")
+
+
+def test_the_launchers_words_are_checked_by_the_launchs_own_code(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        (check,) = doctor.check_launch(["--master_port", str(other.getsockname()[1])])
+    assert check.status == "bad" and "is in use" in check.seen
+    lines: list[str] = []
+    words = ["--hostfile", str(tmp_path / "none")]
+    assert doctor.run_doctor(output_dir=tmp_path, words=words, show=lines.append) == 1
+    assert [line for line in lines if line.startswith("bad")] == [
+        f"bad  launch            {tmp_path / 'none'}: there is no such hostfile; on one machine leave --hostfile out"
+    ]
+
+
+def test_a_taken_default_port_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        monkeypatch.setattr(launch_words, "DEFAULT_PORT", other.getsockname()[1])
+        _, port = doctor.check_launch([])
+    assert port.status == "note" and "minimind launch" in port.advice
 
 
 def test_disk(tmp_path: Path) -> None:
@@ -113,25 +142,15 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "not on PATH" in doctor.check_launcher().seen
 
 
-def test_what_a_config_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def names(path: Path) -> set[str]:
-        resolved = resolve(path, RunConfig(), 1, GPU)
-        return {check.name for check in doctor.check_resolved(resolved) if check.status == "bad"}
-
-    assert names(CONFIGS / "bf16.json") == set()
+def test_what_a_config_needs_is_what_the_run_asks_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(doctor, "_version", lambda name: None)
-    assert names(CONFIGS / "bf16_zero2_offload.json") == {"offload"}
-    assert names(CONFIGS / "adamw8bit.json") == {"AdamW8bit"}
-    monitor = {"gradient_clipping": 1.0, "tensorboard": {"enabled": True}}
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    assert names(write(tmp_path / "c.json", monitor)) == {"tensorboard"}
-
-
-def test_pinned_memory_and_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    import resource
-
-    resolved = resolve(CONFIGS / "bf16_zero2_offload.json", RunConfig(), 1, GPU)
-    for limit, names in ((2**20, ["memlock"]), (resource.RLIM_INFINITY, [])):
-        monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, limit))
-        assert [check.name for check in doctor._check_memlock(resolved)] == names
+    run, path = RunConfig(), CONFIGS / "bf16_zero2_offload.json"
+    resolved = resolve(path, run, 1, CPU)
+    bad = [check for check in doctor.check_resolved(resolved, run, CPU) if check.status == "bad"]
+    assert [f"{check.name}: {check.seen}; {check.advice}" for check in bad] == [
+        str(lack) for lack in lacks(resolved, run, CPU)
+    ]
+    assert [check.name for check in bad] == ["offload"]

@@ -8,7 +8,7 @@ import pytest
 
 from minimind import launching
 from minimind.errors import UserError
-from minimind.launching import deepspeed_command, free_port, printable
+from minimind.launching import deepspeed_command, free_port, port_problem, printable, rendezvous
 
 
 def test_a_free_port_can_be_taken() -> None:
@@ -41,3 +41,33 @@ def test_missing_script_and_missing_launcher(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(launching.sys, "executable", str(tmp_path / "python"))
     with pytest.raises(UserError, match="no deepspeed launcher"):
         deepspeed_command(tmp_path / "none.py")
+
+
+def test_a_port_that_is_taken_at_the_rendezvous_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own error, of a real store on a port that another one has."""
+    from torch.distributed import DistNetworkError, TCPStore
+
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        assert port_problem(port) is not None
+        with pytest.raises(UserError, match=f"port {port} is in use"), rendezvous():
+            TCPStore("127.0.0.1", port, is_master=True)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(UserError, match=f"could not meet at 127.0.0.1:{port}: a stranger$"), rendezvous():
+        raise DistNetworkError("a stranger\nException raised from")
+    with pytest.raises(RuntimeError, match="something else"), rendezvous():
+        raise RuntimeError("something else")
+
+
+def test_a_port_just_left_is_free() -> None:
+    with socket.socket() as server, socket.socket() as client:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        client.connect(("127.0.0.1", port))
+        server.accept()[0].close()  # this side is in TIME_WAIT now
+    assert port_problem(port) is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +144,118 @@ def test_a_stop_while_data_are_prepared_ends_all_with_0(tmp_path: Path, files: d
 def has_opened(process: psutil.Process, path: Path) -> bool:
     descriptors = Path(f"/proc/{process.pid}/fd")
     return any(link.exists() and link.readlink() == path for link in descriptors.glob("*"))
+
+
+LAUNCHER = """
+import json, os, signal, subprocess, sys
+if sys.argv[1] == "launch.py":
+    ranks = [subprocess.Popen([sys.executable, "-c", sys.argv[2]], env={**os.environ, "RANK": str(rank)})
+             for rank in range(2)]
+    sys.exit(max(rank.wait() for rank in ranks))
+words = [word for word in sys.argv[1:] if word != "--master_port"]
+below = subprocess.Popen([sys.executable, __file__, "launch.py", open(words[-1]).read()])
+sys.exit(max(below.wait(), 0))  # as runner.py: a launch.py that was killed counts as success
+"""
+DAEMON = """
+import os, signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+if os.environ["RANK"] == "0":
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=SESSION,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    print("daemon", child.pid, flush=True)
+"""
+SUPERVISE = """
+import sys
+from pathlib import Path
+from minimind import supervisor
+supervisor.find_launcher = lambda: Path(sys.argv[1])
+look = supervisor.Supervisor._look
+def tell_when_all_are_seen(self):
+    look(self)
+    if len(self.started) == 3:
+        print("seen", flush=True)
+        supervisor.Supervisor._look = look
+supervisor.Supervisor._look = tell_when_all_are_seen
+sys.exit(supervisor.launch(sys.argv[2:]))
+"""
+
+
+def supervised(tmp_path: Path, rank: str) -> subprocess.Popen[str]:
+    """The supervisor over a launcher that starts processes as DeepSpeed's does: runner, launch.py, two ranks."""
+    (tmp_path / "deepspeed").write_text(LAUNCHER)
+    (tmp_path / "rank.py").write_text(rank)
+    command = [sys.executable, "-c", SUPERVISE, str(tmp_path / "deepspeed"), str(tmp_path / "rank.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.fixture
+def daemons() -> Iterator[list[int]]:
+    """Processes to end after the test."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def read_daemon(process: subprocess.Popen[str], daemons: list[int]) -> None:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("daemon "), line
+    daemons.append(int(line.split()[1]))
+
+
+@pytest.mark.parametrize("session", [True, False])
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(3)", 3)])
+def test_what_a_rank_leaves_behind_is_neither_counted_nor_waited_for(
+    end: str, code: int, session: bool, tmp_path: Path, daemons: list[int]
+) -> None:
+    """As wandb's service, which outlives the rank and is adopted; the ranks' code is the code."""
+    process = supervised(tmp_path, DAEMON.replace("SESSION", str(session)) + end)
+    read_daemon(process, daemons)
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code, output
+    assert "was killed" not in output
+    assert psutil.pid_exists(daemons[0])  # nobody waited for its end
+
+
+def test_ranks_that_outlive_a_killed_launch_py_are_counted_and_waited_for_beside_a_daemon(
+    tmp_path: Path, daemons: list[int]
+) -> None:
+    wait = "print('ready', flush=True)\nsignal.sigwait([signal.SIGUSR1])\nprint('over', flush=True)"
+    process = supervised(tmp_path, f"{DAEMON.replace('SESSION', 'True')}\nsignal.pthread_sigmask("
+                                   f"signal.SIG_BLOCK, [signal.SIGUSR1])\n{wait}")  # fmt: skip
+    assert process.stdout is not None
+    lines = [
+        process.stdout.readline() for _ in range(4)
+    ]  # a daemon, two ranks ready, all seen by the supervisor
+    daemons += [int(line.split()[1]) for line in lines if line.startswith("daemon")]
+    launcher = psutil.Process(process.pid).children()[0].children()[0]
+    ranks = [child for child in launcher.children() if child.environ().get("RANK")]
+    assert len(ranks) == 2
+    launcher.kill()
+    for rank in ranks:
+        rank.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == KILLED_LAUNCHER, output
+    assert output.count("over") == 2 and "launch.py was killed" in output
+
+
+def test_words_that_can_not_work_end_with_2_before_anything_is_started(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "minimind.cli", "launch", "--hostfile", str(tmp_path / "none"), __file__]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ") and not result.stdout
+
+
+@pytest.mark.soak
+def test_a_run_that_logs_to_wandb_ends_with_0(files: dict[str, Path], tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    words = ["--max-steps", "2", "--set", "report_to=wandb", "--set", "wandb_mode=offline"]
+    process = start(arguments("fp32.json", files, tmp_path, *words))
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, output
+    assert list((tmp_path / "wandb").glob("offline-run-*"))

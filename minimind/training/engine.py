@@ -13,6 +13,7 @@ What is corrected, each with a test in tests/training/test_engine.py:
 - ``deepspeed_shm_comm`` is compiled at every CPU start (48 s) although gloo does the same work.
 - ZeRO-2 with offload and fp32 accumulation keeps the gradients of a skipped step (stage_1_and_2.py ``step`` drops
   ``averaged_gradients`` without offload only), so that one NaN skips every later step. Here they are dropped.
+- The lock of a build that was killed makes every later build wait for ever. Here it is noticed and removed (builds.py).
 - DeepSpeedCPUAdam's bias corrections after a resume differ in the last bit from an uninterrupted run's.
 - ``backward`` divides by the accumulation steps of the config; the loss is divided in step.py only, and a window may
   be shorter than the config says, so the boundary is set by hand and ``scale_wrt_gas`` is off.
@@ -39,13 +40,13 @@ if problem := deepspeed_fixes.version_problem():  # before the first import of a
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import nn
 
-from minimind.display import complain
-from minimind.launching import free_port
+from minimind.launching import free_port, rendezvous
+from minimind.training.builds import guard_builds
 from minimind.training.control import Control
-from minimind.training.cpu_adam import announce_build
 from minimind.training.optimizers import build_optimizer, parameter_groups
 from minimind.training.portable import Block, Layout, fill, read_model_states, read_portable
 from minimind.training.schedule import ScheduleApplier
@@ -80,11 +81,13 @@ class Update:
 def start_processes(emulate_fp16: bool = False) -> None:
     """Join the ranks that the launcher started, or be the only one. Call once, before building an Engine.
 
-    Raises UserError where the installed DeepSpeed is not the one that the corrections here were proven with.
+    Raises UserError where the installed DeepSpeed is not the one that the corrections here were proven with, and where
+    the launcher's port is taken.
     """
     deepspeed_fixes.check_private_names()
     deepspeed_fixes.quiet_deepspeed()
     deepspeed_fixes.import_muon_uncompiled()
+    guard_builds(OpBuilder)
     if "RANK" not in os.environ:  # `python launch/pretrain.py`, without a launcher
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
         os.environ["MASTER_PORT"] = str(free_port())
@@ -95,7 +98,9 @@ def start_processes(emulate_fp16: bool = False) -> None:
             get_accelerator().is_fp16_supported = lambda: True
     if not dist.is_initialized():
         get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
-        deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name(), verbose=False)
+        backend = get_accelerator().communication_backend_name()
+        with rendezvous():
+            deepspeed.init_distributed(dist_backend=backend, verbose=False)
 
 
 class Engine:
@@ -343,7 +348,6 @@ class Engine:
 def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimizer:
     spec = resolved.optimizer
     if resolved.offload and spec.type.lower() in ("adam", "adamw"):
-        announce_build(_say_on_first)
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         params = {name: spec.params[name] for name in ("lr", "betas", "eps") if name in spec.params}
@@ -354,11 +358,6 @@ def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimiz
         cpu_adam.register_step_pre_hook(_forget_bias_corrections)
         return cpu_adam
     return build_optimizer(model, spec.type, spec.params)
-
-
-def _say_on_first(line: str) -> None:
-    if dist.get_rank() == 0:
-        complain(line)
 
 
 def _forget_bias_corrections(optimizer: Any, args: Any, kwargs: Any) -> None:

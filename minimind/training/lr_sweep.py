@@ -40,6 +40,7 @@ from minimind.training.lr_report import Outcome, report
 from minimind.training.main import exit_with
 from minimind.training.metrics import StepMetrics
 from minimind.training.recorder import Progress, Recorder
+from minimind.training.requirements import require
 from minimind.training.run_directory import write_run_files
 from minimind.training.run_lock import RunLock
 from minimind.training.schedule import Schedule
@@ -118,6 +119,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     hardware = detect()
     base = _resolve(arguments.deepspeed_config, config, hardware)  # the file itself: errors name its lines
     values = read_source(arguments.deepspeed_config).values
+    remarks = require(base, config, hardware)
     start_processes(config.emulate_fp16)
     control = Control()
     notes = control.first_does(lambda: lock.take(config.output_dir))
@@ -129,7 +131,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     steps = arguments.steps or (RANGE_STEPS if arguments.range_test else SWEEP_STEPS)
     bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, console(),
                   own_command("lr_sweep", arguments, base.world_size, hardware))  # fmt: skip
-    for finding in [*base.findings, *notes]:
+    for finding in [*base.findings, *remarks, *notes]:
         if finding.code != "scheduler-deepspeed":
             bench.say(f"! {finding.code}: {finding.message}")
     if base.scheduler is not None:

@@ -35,6 +35,7 @@ from minimind.training.lr_bands import usual_band
 from minimind.training.metrics import Metrics
 from minimind.training.next_commands import sweep_command
 from minimind.training.recorder import Progress
+from minimind.training.requirements import require
 from minimind.training.rescue import Builder, give_up, rescue
 from minimind.training.resume import Start, agree, describe, find_start
 from minimind.training.run_directory import open_directory
@@ -92,6 +93,7 @@ def _run(
     config, new_model = configure(kind, arguments)
     hardware = detect()
     resolved = resolve_json(kind, arguments, config, hardware)
+    remarks = require(resolved, config, hardware)
 
     start_processes(config.emulate_fp16)
     control = Control()
@@ -125,7 +127,7 @@ def _run(
     metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments,
                              builder.command))  # fmt: skip
     rates = usual_rates(kind, config, resolved, builder.command)
-    for finding in [*rates, *resolved.findings, *held_out_findings(data, config), *notes]:
+    for finding in [*rates, *resolved.findings, *remarks, *held_out_findings(data, config), *notes]:
         metrics.finding(finding)
     if arguments.dry_run:
         return end_dry_run(metrics, engine, resolved, plan, progress)

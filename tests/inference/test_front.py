@@ -19,7 +19,8 @@ from minimind.inference.answers import Speaker  # noqa: E402
 from minimind.inference.front import LOCAL, MAX_BODY, MAX_VALUES, Front, Hosts  # noqa: E402
 from minimind.model import Transformer  # noqa: E402
 from minimind.tokenizer import Tokenizer  # noqa: E402
-from tests.inference.serving import CHAT, COMPLETIONS, HELLO, Running, Speech, wait_for  # noqa: E402
+from tests.inference.serving import CHAT, COMPLETIONS, HELLO, Running, Speech  # noqa: E402
+from tests.waiting import wait_for  # noqa: E402
 
 JSON = {"content-type": "application/json"}
 
