@@ -47,7 +47,7 @@ make_server(Front(engine, None)).run(sockets=[listener])
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=60)
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("start", [b"", b"GET / HT", GET, GET + b"\r\n" + GET, b"\r\n"])
@@ -70,7 +70,7 @@ def test_at_the_limit_an_idle_connection_makes_room(model: Transformer, tokenize
     running = Running(Speaker(model, tokenizer), "tiny", connections=4, header_seconds=600)
     idle = [connect(running.port) for _ in range(12)]
     for _ in range(6):
-        assert httpx.get(f"http://127.0.0.1:{running.port}/health", timeout=60).status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{running.port}/health", timeout=PATIENCE).status_code == 200
     for connection in idle:
         connection.close()
     running.close()
@@ -125,9 +125,9 @@ def test_400_idle_sockets_at_256_descriptors_stop_nothing_and_flood_no_log() -> 
             if number % 3 == 0:
                 idle[-1].sendall(GET[: number % 40])
         for _ in range(5):
-            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).text == "fine"
+            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE).text == "fine"
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60)
+        _, log = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         for connection in idle:
