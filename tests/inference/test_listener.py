@@ -25,6 +25,7 @@ from minimind.inference.server import listen  # noqa: E402
 from minimind.model import Transformer  # noqa: E402
 from minimind.tokenizer import Tokenizer  # noqa: E402
 from tests.inference.serving import CHAT, Running  # noqa: E402
+from tests.waiting import PATIENCE  # noqa: E402
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
