@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minimind.durable import is_directory, subdirectory
 from minimind.errors import UserError
 from minimind.launching import deepspeed_command, printable
 from minimind.training.console import duration
@@ -35,9 +35,7 @@ def run_demo(directory: Path) -> int:
     if not (ROOT / "launch" / "pretrain.py").is_file():
         raise UserError(f"no launch scripts in {ROOT}: run the demo from a checkout of the repository")
     corpus, tokenizer = _prepare(directory)
-    pretrained, tuned = directory / "pretrain", directory / "sft"
-    for old in (pretrained, tuned):  # an earlier demo's; its final/ must not pass for this one's
-        shutil.rmtree(old, ignore_errors=True)
+    pretrained, tuned = (subdirectory(directory, name) for name in ("pretrain", "sft"))
     pretrain = _command("pretrain", corpus / "pretrain.jsonl", corpus / "eval.jsonl", tokenizer, pretrained)
     if code := _run(pretrain, pretrained):
         return code
@@ -58,7 +56,7 @@ def _prepare(directory: Path) -> tuple[Path, Path]:
     """The built-in corpus and a tokenizer trained on it."""
     from minimind.data.demo import VOCABULARY, train_demo_tokenizer, write_demo
 
-    corpus, tokenizer = directory / "data", directory / "tokenizer"
+    corpus, tokenizer = (subdirectory(directory, name) for name in ("data", "tokenizer"))
     _say(f"writing the built-in corpus to {corpus}")
     files = write_demo(corpus)
     _say(f"training a tokenizer of {VOCABULARY} pieces on it")
@@ -108,11 +106,20 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
         environment.setdefault(
             "DS_ACCELERATOR", "cpu"
         )  # else DeepSpeed warns, twice a command, that it found no GPU
+    earlier = _identity(run_dir / "final")  # of an earlier demo, which the run sets aside when it begins
     code = subprocess.run(command, check=False, env=environment).returncode % 256
-    if code == 0 and not (run_dir / "final").is_dir():
+    if code == 0 and _identity(run_dir / "final") in (None, earlier):
         _say(f"{run_dir} was stopped before it was finished")
         return 1
     return code
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    """Which directory has the name now; None: none has."""
+    if not is_directory(directory):
+        return None
+    status = directory.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def _ask(run_dir: Path, corpus: Path) -> int:

@@ -24,13 +24,18 @@ def extension_directories() -> list[Path]:
     return [path for path in (root / NAME, *sorted(root.glob(f"*/{NAME}"))) if path.is_dir()]
 
 
+def _is_lock(path: Path) -> bool:
+    """Whether torch made that file: empty, and no link."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size == 0
+
+
 def announce_build(say: Callable[[str], None]) -> None:
     """Before the optimizer is made: announce a compilation, remove a dead lock.
 
     Raises UserError without a C++ compiler.
     """
     directories = extension_directories()
-    for lock in [path / "lock" for path in directories if (path / "lock").exists()]:
+    for lock in [path / "lock" for path in directories if _is_lock(path / "lock")]:
         age = time.time() - lock.stat().st_mtime
         if age > STALE_SECONDS:
             say(f"removing {lock}: left by a build that died {age / 60:.0f} minutes ago")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
-from minimind.durable import write_durably
+from minimind.durable import free_name, write_bytes_durably, write_durably
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware
@@ -47,6 +48,7 @@ PACKAGES = (
     "bitsandbytes",
 )
 PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json")  # what a run makes
+RUN_MARKS = ("environment.json", "metrics.jsonl", "checkpoints", "final", "earlier-1")  # only a run has one
 MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
 
 
@@ -68,7 +70,7 @@ def open_directory(
     with _writing(run_dir):
         findings = _other_courses(run_dir, start.checkpoint)
         restore_best(run_dir, best_step)
-        if start.rollbacks or (run_dir / RECOVERY).exists():
+        if start.rollbacks or os.path.lexists(run_dir / RECOVERY):
             run_dir.mkdir(parents=True, exist_ok=True)
             write_rollbacks(run_dir, start.rollbacks)
     write_run_files(run_dir, config, resolved.config, hardware, tokenizer)
@@ -84,14 +86,22 @@ def write_run_files(
 
     Raises UserError when the directory can't be written.
     """
-    copy = run_dir / FILE_NAME
     with _writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
+        _refuse_others(run_dir)
         write_durably(run_dir / "config.yaml", config.dump_yaml())
         write_durably(run_dir / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
-        if not copy.exists() or copy.read_bytes() != tokenizer.model_bytes:
-            copy.write_bytes(tokenizer.model_bytes)
+        write_bytes_durably(run_dir / FILE_NAME, tokenizer.model_bytes)
         write_durably(run_dir / "environment.json", json.dumps(environment(hardware), indent=2) + "\n")
+
+
+def _refuse_others(run_dir: Path) -> None:
+    """UserError where a file would be replaced in a directory that is no run's: another program's config.yaml."""
+    there = [name for name in ("config.yaml", "ds_config.json") if os.path.lexists(run_dir / name)]
+    if there and not any((run_dir / name).exists() for name in RUN_MARKS):
+        raise UserError(
+            f"{run_dir}: holds a {there[0]} that no run of this program wrote; give another --output-dir"
+        )
 
 
 @contextmanager
@@ -111,7 +121,7 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
     metrics.jsonl is cut back or renamed by metrics_file.py.
     """
     if checkpoint is None or checkpoint.run_dir != run_dir.resolve():
-        there = [run_dir / name for name in PRODUCTS if (run_dir / name).exists()]
+        there = [run_dir / name for name in PRODUCTS if os.path.lexists(run_dir / name)]
         what, advice = "an earlier run: its checkpoints and model are", "; --resume goes on with a run"
     else:
         there = [later.path for later in all_checkpoints(run_dir) if later.step > checkpoint.step]
@@ -123,10 +133,10 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
             point(run_dir / LATEST, here.path)
     if not there:
         return []
-    target = next(p for n in range(1, 10_000) if not (p := run_dir / f"earlier-{n}").exists())
+    target = free_name(run_dir / "earlier", lambda n: f"earlier-{n}")
     target.mkdir()
     for path in there:
-        path.rename(target / path.name)
+        os.rename(path, target / path.name)  # a link itself, not what it names
     message = f"{run_dir} holds {what} now in {target}"
     return [Finding("earlier-run", message, f"delete them if they are not needed{advice}")]
 
