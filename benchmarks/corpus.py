@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minimind.data.cache import locked
-from minimind.data.rooms import default_cache, room
 from minimind.data.prepare import prepare
+from minimind.data.rooms import default_cache, room
 from minimind.data.store import TokenStore
 from minimind.durable import subdirectory
 from minimind.errors import UserError

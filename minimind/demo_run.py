@@ -22,6 +22,7 @@ from typing import Any
 from minimind.durable import is_directory, subdirectory
 from minimind.errors import UserError
 from minimind.launching import deepspeed_command, printable
+from minimind.training.checkpoints import PRODUCTS, set_aside
 from minimind.training.console import duration
 from minimind.training.metrics_file import FILE_NAME, read_metrics
 
@@ -35,7 +36,9 @@ def run_demo(directory: Path) -> int:
     if not (ROOT / "launch" / "pretrain.py").is_file():
         raise UserError(f"no launch scripts in {ROOT}: run the demo from a checkout of the repository")
     corpus, tokenizer = _prepare(directory)
-    pretrained, tuned = (subdirectory(directory, name) for name in ("pretrain", "sft"))
+    pretrained, tuned = directory / "pretrain", directory / "sft"
+    for old in (pretrained, tuned):  # an earlier demo's; its final/ must not pass for this one's
+        _set_aside(old)
     pretrain = _command("pretrain", corpus / "pretrain.jsonl", corpus / "eval.jsonl", tokenizer, pretrained)
     if code := _run(pretrain, pretrained):
         return code
@@ -106,20 +109,19 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
         environment.setdefault(
             "DS_ACCELERATOR", "cpu"
         )  # else DeepSpeed warns, twice a command, that it found no GPU
-    earlier = _identity(run_dir / "final")  # of an earlier demo, which the run sets aside when it begins
     code = subprocess.run(command, check=False, env=environment).returncode % 256
-    if code == 0 and _identity(run_dir / "final") in (None, earlier):
+    if code == 0 and not is_directory(run_dir / "final"):
         _say(f"{run_dir} was stopped before it was finished")
         return 1
     return code
 
 
-def _identity(directory: Path) -> tuple[int, int] | None:
-    """Which directory has the name now; None: none has."""
-    if not is_directory(directory):
-        return None
-    status = directory.stat()
-    return status.st_ino, status.st_mtime_ns
+def _set_aside(run_dir: Path) -> None:
+    """Move what a run makes to ``earlier-1`` (2, 3, ...) in its directory. UserError where that is a link."""
+    if run_dir.is_symlink():
+        raise UserError(f"{run_dir}: a symbolic link, which is not followed; give another --directory")
+    if there := [path for name in PRODUCTS if os.path.lexists(path := run_dir / name)]:
+        _say(f"an earlier run is now in {set_aside(run_dir, there)}: delete it if it is not needed")
 
 
 def _ask(run_dir: Path, corpus: Path) -> int:

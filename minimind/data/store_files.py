@@ -142,7 +142,8 @@ def _open(path: Path, name: str, expected: int, stack: contextlib.ExitStack) -> 
 def _mapped(path: Path, file: BinaryIO, manifest: Mapping[str, Any]) -> Array:
     """The file as a plain array over its map, whose slices cost a tenth of a memmap's."""
     name = path.name.partition(".")[0]
-    shape = expected_shape = _shape(name, manifest)
+    expected_shape: tuple[int, ...] = _shape(name, manifest)
+    shape = expected_shape
     try:
         if name in COLUMNS:
             np.lib.format.read_magic(file)

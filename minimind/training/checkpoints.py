@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from minimind.findings import Finding
 
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
+PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json")  # what a run makes
 TEMPORARY = ".incomplete-"
 _NAME = re.compile(r"step-\d{8,}")
 _POINTED = re.compile(rf"checkpoints/{_NAME.pattern}")
@@ -99,6 +101,15 @@ def _put_aside(path: Path) -> Path:
     aside = free_name(path, lambda n: f"{start}-{path.name}-{n}")
     os.rename(path, aside)
     return aside
+
+
+def set_aside(run_dir: Path, paths: Sequence[Path]) -> Path:
+    """Move ``paths``, which are in ``run_dir``, to ``earlier-1`` (2, 3, ...) in it, whose path is returned. OSError."""
+    target = free_name(run_dir / "earlier", lambda n: f"earlier-{n}")
+    target.mkdir()
+    for path in paths:
+        os.rename(path, target / path.name)  # a link itself, not what it names
+    return target
 
 
 def _files_of(path: Path) -> set[str] | None:

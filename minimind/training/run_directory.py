@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config import RunConfig
-from minimind.durable import free_name, write_bytes_durably, write_durably
+from minimind.durable import write_bytes_durably, write_durably
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware
@@ -24,6 +24,7 @@ from minimind.tokenizer import FILE_NAME, Tokenizer
 from minimind.training import space
 from minimind.training.checkpoints import (
     LATEST,
+    PRODUCTS,
     Checkpoint,
     all_checkpoints,
     directories,
@@ -31,6 +32,7 @@ from minimind.training.checkpoints import (
     point_back,
     pointed,
     restore_best,
+    set_aside,
 )
 from minimind.training.deepspeed_config import Resolved
 from minimind.training.recovery import FILE_NAME as RECOVERY
@@ -47,7 +49,6 @@ PACKAGES = (
     "wandb",
     "bitsandbytes",
 )
-PRODUCTS = ("latest", "best", "checkpoints", "final", "recovery.json", "post_mortem.json")  # what a run makes
 RUN_MARKS = ("environment.json", "metrics.jsonl", "checkpoints", "final", "earlier-1")  # only a run has one
 MAX_DIFF = 1_000_000  # characters of `git diff` kept; beyond that the revision alone must do
 
@@ -133,11 +134,7 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
             point(run_dir / LATEST, here.path)
     if not there:
         return []
-    target = free_name(run_dir / "earlier", lambda n: f"earlier-{n}")
-    target.mkdir()
-    for path in there:
-        os.rename(path, target / path.name)  # a link itself, not what it names
-    message = f"{run_dir} holds {what} now in {target}"
+    message = f"{run_dir} holds {what} now in {set_aside(run_dir, there)}"
     return [Finding("earlier-run", message, f"delete them if they are not needed{advice}")]
 
 
