@@ -53,9 +53,9 @@ def require_owner(path: Path) -> None:
 
 
 def _open_cache(cache: Path) -> None:
-    if not cache.exists():
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        cache.mkdir(_PRIVATE, exist_ok=True)
+    missing = [place for place in (cache, *cache.parents) if not place.exists()]
+    for place in reversed(missing):  # whatever the umask is
+        place.mkdir(_PRIVATE if place == cache else 0o755, exist_ok=True)
     real = cache.resolve()
     for place in (real, *real.parents):
         _refuse_planted(place)

@@ -69,6 +69,8 @@ def open_directory(
     """
     run_dir = config.output_dir
     with _writing(run_dir):
+        if start.checkpoint is not None:
+            _refuse_links(run_dir)
         findings = _other_courses(run_dir, start.checkpoint)
         restore_best(run_dir, best_step)
         if start.rollbacks or os.path.lexists(run_dir / RECOVERY):
@@ -94,6 +96,15 @@ def write_run_files(
         write_durably(run_dir / "ds_config.json", json.dumps(ds_config, indent=2) + "\n")
         write_bytes_durably(run_dir / FILE_NAME, tokenizer.model_bytes)
         write_durably(run_dir / "environment.json", json.dumps(environment(hardware), indent=2) + "\n")
+
+
+def _refuse_links(run_dir: Path) -> None:
+    """UserError where a run that goes on would read or write through a link; a new run sets such links aside."""
+    for name in (*PRODUCTS, "metrics.jsonl"):
+        if (run_dir / name).is_symlink():
+            raise UserError(
+                f"{run_dir / name}: a symbolic link, which is not followed; put what it names there"
+            )
 
 
 def _refuse_others(run_dir: Path) -> None:
