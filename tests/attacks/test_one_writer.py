@@ -30,6 +30,7 @@ QUALIFIED = {
     "torch.save",
     "np.save",
     "shutil.copy",
+    "shutil.move",
     "json.dump",
 }
 

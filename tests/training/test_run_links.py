@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +64,7 @@ def test_a_run_writes_and_reads_through_no_link(
     assert launch(files, out, "--max-steps", "2") == 0
     links = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_symlink()}
     # set aside as they are, or names that nothing has any more
-    assert {os.path.basename(link) for link in links} >= {"checkpoints", "final", "latest", "metrics.1.jsonl"}
+    assert {Path(link).name for link in links} >= {"checkpoints", "final", "latest", "metrics.1.jsonl"}
     assert not links & {
         "config.yaml",
         "environment.json",
@@ -99,7 +98,7 @@ def test_a_run_writes_and_reads_through_no_link(
 def test_a_sweep_writes_through_no_link(files: dict[str, Path], tmp_path: Path) -> None:
     victim, out = Victim.make(tmp_path / "mine"), tmp_path / "sweep"
     victim.plant(out, [*FILES, "lr_sweep.json", "lr_sweep.png"])
-    sweep = [*words(files, out), "--learning-rates", "1e-3,1e-2", "--steps", "3"]
+    sweep = [*words(files, out), "--learning-rates", "1e-3,1e-2", "--steps", "10"]
     assert run_sweep(parse_sweep(sweep)) in (0, 1)
     assert not (out / "lr_sweep.png").is_symlink() and not (out / "lr_sweep.json").is_symlink()
     victim.assert_unharmed(out)
