@@ -14,9 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minimind.data.cache import default_cache, locked
+from minimind.data.cache import locked
 from minimind.data.prepare import prepare
+from minimind.data.rooms import default_cache, room
 from minimind.data.store import TokenStore
+from minimind.durable import subdirectory
 from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer, train_tokenizer
 
@@ -44,8 +46,8 @@ def make_corpus(data: Path, vocab_size: int, row_length: int = 512, held_out_kil
         raise UserError(
             f"--data {data}: no .jsonl file there; name a JSON Lines file with a text field, or a folder"
         )
-    directory = default_cache() / "benchmarks" / _key(files, vocab_size, row_length, held_out_kilobytes)
-    directory.mkdir(parents=True, exist_ok=True)
+    name = _key(files, vocab_size, row_length, held_out_kilobytes)
+    directory = subdirectory(room(default_cache(), "benchmarks"), name)
     with locked(directory / "lock", lambda message: print(message, file=sys.stderr, flush=True)):
         return _made_in(directory, files, vocab_size, row_length, held_out_kilobytes * 1000)
 

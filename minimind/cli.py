@@ -424,6 +424,8 @@ def run(arguments: list[str], debug: bool = False) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            return _wrong(f"{error.filename}: {error.strerror}")
         return _wrong(
             f"{type(error).__name__}: {error} (a bug, or a machine in trouble: --debug shows where)", 1
         )

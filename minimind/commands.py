@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minimind.defaults import MAX_BAD_RATIO
+from minimind.durable import read_named, write_bytes_durably
 from minimind.errors import UserError
 
 if TYPE_CHECKING:
@@ -121,10 +123,10 @@ def export_pth(path: Path, file: Path) -> Path:
     model, tokenizer = load_model(path, "cpu")
     check_exportable(model.state_dict(), model.config, path)
     beside = _directory_of(file) / FILE_NAME
-    if beside.is_file() and beside.read_bytes() != tokenizer.model_bytes:
+    if os.path.lexists(beside) and read_named(beside) != tokenizer.model_bytes:
         raise UserError(f"{beside}: another tokenizer is there already: give another --output")
     save_pth(model.state_dict(), model.config, file)
-    beside.write_bytes(tokenizer.model_bytes)
+    write_bytes_durably(beside, tokenizer.model_bytes)
     return file
 
 

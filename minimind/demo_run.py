@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -23,8 +22,10 @@ from typing import Any
 from minimind.command_lines import typed
 from minimind.defaults import FINAL
 from minimind.display import console, say
+from minimind.durable import is_directory, subdirectory
 from minimind.errors import UserError
 from minimind.launching import deepspeed_command, printable
+from minimind.training.checkpoints import PRODUCTS, set_aside
 from minimind.training.console import duration
 from minimind.training.metrics_file import FILE_NAME, read_metrics
 
@@ -40,7 +41,7 @@ def run_demo(directory: Path) -> int:
     corpus, tokenizer = _prepare(directory)
     pretrained, tuned = directory / "pretrain", directory / "sft"
     for old in (pretrained, tuned):  # an earlier demo's; its final/ must not pass for this one's
-        shutil.rmtree(old, ignore_errors=True)
+        _set_aside(old)
     pretrain = _command("pretrain", corpus / "pretrain.jsonl", corpus / "eval.jsonl", tokenizer, pretrained)
     if code := _run(pretrain, pretrained):
         return code
@@ -61,7 +62,7 @@ def _prepare(directory: Path) -> tuple[Path, Path]:
     """The built-in corpus and a tokenizer trained on it."""
     from minimind.data.demo import VOCABULARY, train_demo_tokenizer, write_demo
 
-    corpus, tokenizer = directory / "data", directory / "tokenizer"
+    corpus, tokenizer = (subdirectory(directory, name) for name in ("data", "tokenizer"))
     _say(f"writing the built-in corpus to {corpus}")
     files = write_demo(corpus)
     _say(f"training a tokenizer of {VOCABULARY} pieces on it")
@@ -112,10 +113,18 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
             "DS_ACCELERATOR", "cpu"
         )  # else DeepSpeed warns, twice a command, that it found no GPU
     code = subprocess.run(command, check=False, env=environment).returncode % 256
-    if code == 0 and not (run_dir / FINAL).is_dir():
+    if code == 0 and not is_directory(run_dir / FINAL):
         _say(f"{run_dir} was stopped before it was finished")
         return 1
     return code
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Move what a run makes to ``earlier-1`` (2, 3, ...) in its directory. UserError where that is a link."""
+    if run_dir.is_symlink():
+        raise UserError(f"{run_dir}: a symbolic link, which is not followed; give another --directory")
+    if there := [path for name in PRODUCTS if os.path.lexists(path := run_dir / name)]:
+        _say(f"an earlier run is now in {set_aside(run_dir, there)}: delete it if it is not needed")
 
 
 def _ask(run_dir: Path, corpus: Path) -> int:

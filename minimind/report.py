@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.defaults import ENVIRONMENT, RUN_CONFIG, RUN_JSON
+from minimind.durable import open_inside, read_inside, write_durably
 from minimind.errors import UserError
 from minimind.report_charts import COLOURS, Line, chart
 from minimind.secrets import mask_command, mask_text, mask_values
@@ -25,6 +27,7 @@ from minimind.training.metrics_file import FILE_NAME, read_metrics
 
 Record = dict[str, Any]
 FILES = (RUN_CONFIG, RUN_JSON, ENVIRONMENT)
+MARK = '<p class="sub">MiniMind on DeepSpeed</p>'  # by which a page of ours is known
 
 STYLE = """
 :root { color-scheme: light dark; --line: #80808033; --soft: #808a94; }
@@ -71,10 +74,22 @@ def write_report(runs: Sequence[Path], output: Path | None = None) -> Path:
     data = [load_run(path, i) for i, path in enumerate(runs)]
     target = output or (data[0].path if len(data) == 1 else data[0].path.resolve().parent) / "report.html"
     try:
-        target.write_text(page(data), encoding="utf-8")
+        if output is None:
+            _require_report(target)
+        write_durably(target, page(data))
     except OSError as error:
         raise UserError(f"{target}: can't write the report: {error.strerror}") from None
     return target
+
+
+def _require_report(target: Path) -> None:
+    """UserError where a page that is no report of ours has the name that nobody chose. A link is replaced."""
+    if target.is_symlink() or not target.exists():
+        return
+    with open_inside(target.parent, target.name) as file:
+        start = file.read(1 << 16)
+    if MARK.encode() not in start:
+        raise UserError(f"{target}: is there and is no report of this program; name another with --output")
 
 
 def load_run(path: Path, index: int = 0) -> RunData:
@@ -86,11 +101,13 @@ def load_run(path: Path, index: int = 0) -> RunData:
         raise UserError(
             f"{directory / FILE_NAME}: {error.strerror}: give the output directory of a training run"
         ) from None
-    texts = {
-        name: _shareable(name, (directory / name).read_text("utf-8", "replace"))
-        for name in FILES
-        if (directory / name).is_file()
-    }
+    try:
+        there = [name for name in FILES if os.path.lexists(directory / name)]
+        texts = {
+            name: _shareable(name, read_inside(directory, name).decode("utf-8", "replace")) for name in there
+        }
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}: take it away to see the rest") from None
     ends = _of(records, "end")
     return RunData(
         path=directory,
@@ -264,7 +281,7 @@ def page(runs: Sequence[RunData]) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_e(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head><body><h1>{_e(title)}</h1>"
-        f'<p class="sub">MiniMind on DeepSpeed</p>{body}</body></html>\n'
+        f"{MARK}{body}</body></html>\n"
     )
 
 

@@ -18,11 +18,9 @@ Known weakness: characters rarer than ``character_coverage`` cost one token per 
 from __future__ import annotations
 
 import codecs
-import contextlib
 import hashlib
 import heapq
 import io
-import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +32,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from minimind.defaults import VOCABULARY
+from minimind.durable import read_inside, read_named, write_bytes_durably
 from minimind.errors import UserError
 
 FILE_NAME = "tokenizer.model"
@@ -80,7 +79,7 @@ class Tokenizer:
         path = Path(path)
         file = path / FILE_NAME if path.is_dir() else path
         try:
-            model = file.read_bytes()
+            model = read_inside(path, FILE_NAME) if path.is_dir() else read_named(path)
         except OSError as error:
             raise UserError(
                 f"no tokenizer at {file} ({error.strerror}); give its file or directory, or {_ADVICE}"
@@ -377,15 +376,8 @@ def _refuse_surrogates_for_user(text: str, number: int) -> None:
 
 def _write_atomically(file: Path, data: bytes) -> None:
     """All of the data under its name, or nothing new."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(file)
+        write_bytes_durably(file, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UserError(f"cannot write {file}: {error.strerror}") from error

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,9 @@ from minimind.data.demo_grammar import document_nats, sample_document
 from minimind.data.demo_questions import QUESTION_KINDS, TRAINED_TWICE, Turns, conversation
 from minimind.data.demo_stories import write_document
 from minimind.data.demo_words import LANGUAGES, reserved
+from minimind.durable import read_inside, replacing, subdirectory, write_durably
+from minimind.errors import UserError
+from minimind.tokenizer import FILE_NAME
 
 FLOOR_FILE = "floor.json"
 VOCABULARY = 960
@@ -105,33 +109,73 @@ def write_demo(
     num_eval: int = 400,
     num_sft_eval: int = 200,
 ) -> DemoFiles:
-    """Write the corpus into ``directory`` (made if absent; existing files are replaced). Sizes are in documents."""
+    """Write the corpus into ``directory`` (made if absent; an earlier corpus is replaced). Sizes are in documents.
+
+    Raises UserError when another file has one of the names.
+    """
     files = _files(Path(directory))
+    _refuse_others(files)
     Path(directory).mkdir(parents=True, exist_ok=True)
+    held_out = [text for text, _ in islice(texts(seed, True), num_eval)]
+    floor = floor_of(held_out)
+    report = {"nats_per_byte": floor.nats_per_byte, **asdict(floor), "seed": seed}
+    write_durably(files.floor, json.dumps(report, indent=2) + "\n")  # first: it says whose directory this is
     _write_lines(files.pretrain, ({"text": text} for text, _ in islice(texts(seed, False), num_pretrain)))
     _write_lines(files.sft, ({"conversations": c} for c in islice(conversations(seed, False), num_sft)))
     _write_lines(
         files.sft_eval, ({"conversations": c} for c in islice(conversations(seed, True), num_sft_eval))
     )
-    held_out = [text for text, _ in islice(texts(seed, True), num_eval)]
     _write_lines(files.eval, ({"text": text} for text in held_out))
-    floor = floor_of(held_out)
-    report = {"nats_per_byte": floor.nats_per_byte, **asdict(floor), "seed": seed}
-    files.floor.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return files
 
 
 def kept_demo(directory: str | Path) -> DemoFiles:
-    """The corpus of ``write_demo(directory)``, written only where this version's is not there yet (two seconds)."""
+    """The corpus of ``write_demo(directory)``, written where this version's is not there as it was (two seconds)."""
     files, stamp = _files(Path(directory)), Path(directory) / "made_by"
-    sources = sorted(Path(__file__).parent.glob("demo*.py"))
-    version = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    kept = stamp.is_file() and stamp.read_text(encoding="utf-8") == version
-    if not kept or not all(file.is_file() for file in vars(files).values()):
+    every = list(vars(files).values())
+    if not _stamped(stamp, every):
         stamp.unlink(missing_ok=True)
         write_demo(directory)
-        stamp.write_text(version, encoding="utf-8")
+        write_durably(stamp, _stamp(every))
     return files
+
+
+def kept_demo_tokenizer(files: DemoFiles, directory: Path) -> Path:
+    """The directory of a tokenizer trained on the kept corpus, trained only where it is not there as it was."""
+    output, stamp = subdirectory(directory, "tokenizer"), directory / "tokenizer_made_by"
+    if not _stamped(stamp, [output / FILE_NAME]):
+        write_durably(stamp, _stamp([train_demo_tokenizer(files, output)]))
+    return output
+
+
+def _stamped(stamp: Path, files: Sequence[Path]) -> bool:
+    """Whether ``stamp`` says that these files are of this version and with these contents."""
+    try:
+        return read_inside(stamp.parent, stamp.name).decode("utf-8", "replace") == _stamp(files)
+    except OSError:
+        return False
+
+
+def _stamp(files: Sequence[Path]) -> str:
+    """What makes the corpus (this module and its parts) and what the files hold, as one hash. OSError."""
+    sources = sorted(Path(__file__).parent.glob("demo*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
+    for file in files:
+        digest.update(hashlib.sha256(read_inside(file.parent, file.name)).digest())
+    return digest.hexdigest()
+
+
+def _refuse_others(files: DemoFiles) -> None:
+    there = [file for file in vars(files).values() if os.path.lexists(file)]
+    try:
+        report = json.loads(read_inside(files.floor.parent, files.floor.name))
+        ours = {"nats_per_byte", "utf8_bytes", "seed"} <= set(report)
+    except (OSError, ValueError, TypeError, RecursionError):
+        ours = False
+    if there and not ours:
+        raise UserError(
+            f"{there[0]}: is there, and its directory has no {FLOOR_FILE} of this corpus: name another directory"
+        )
 
 
 def _files(root: Path) -> DemoFiles:
@@ -162,5 +206,5 @@ def _rng(*parts: object) -> random.Random:
 
 
 def _write_lines(file: Path, records: Iterable[object]) -> None:
-    with file.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    with replacing(file) as stream:
+        stream.writelines(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)

@@ -14,11 +14,11 @@ sft_mini_512.jsonl 1.2 GB); should upstream rename a file, the message lists wha
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import ipaddress
 import os
 import shutil
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minimind.durable import append_to, free_name, open_inside, sha256_of
 from minimind.errors import UserError
 from minimind.secrets import mask_text
 
@@ -43,7 +44,7 @@ _REPOSITORIES = {"huggingface": "jingyaogong/minimind_dataset", "modelscope": "g
 
 
 class _Hub(NamedTuple):
-    """What a hub's library does for us: a file's SHA-256 if it is there, all names, and one file into a directory."""
+    """What a hub's library does for us: a file's SHA-256 if it is there, all names, and (the rest of) one file."""
 
     checksum: Callable[[str], str | None]
     names: Callable[[], list[str]]
@@ -67,15 +68,26 @@ def fetch(name: str, output: Path, hub: str | None = None, endpoint: str | None 
             there = ", ".join(sorted(library.names())) or "nothing"
             raise UserError(f"{file}: not in {_REPOSITORIES[hub]} any more; it holds {there}")
         target = output / file
-        if not (target.exists() and _sha256(target) == expected):
+        if not (target.is_file() and not target.is_symlink() and _sha256(target) == expected):
             output.mkdir(parents=True, exist_ok=True)
-            library.download(file, output)
-            if (found := _sha256(target)) != expected:
-                target.unlink()
+            partial = target.with_name(target.name + ".partial")
+            library.download(file, partial)
+            if (found := _sha256(partial)) != expected:
+                partial.unlink()
                 raise UserError(
                     f"{file}: the download is damaged (SHA-256 {found[:12]}, not {expected[:12]}); run it again"
                 )
+            _publish(partial, target)
     return target
+
+
+def _publish(partial: Path, target: Path) -> None:
+    """Give the verified download its name. Another file that has it may be the user's own: it is kept."""
+    if os.path.lexists(target):
+        kept = free_name(target, lambda n: f"{target.stem}.{n}{target.suffix}")
+        os.rename(target, kept)
+        print(f"{target} was another file: it is now {kept}", file=sys.stderr)
+    os.rename(partial, target)
 
 
 def _chosen(hub: str | None) -> str:
@@ -159,31 +171,31 @@ def _hugging_face(endpoint: str | None) -> _Hub:
     def names() -> list[str]:
         return [entry.path for entry in hub.list_repo_tree(repository, repo_type="dataset")]
 
-    def download(file: str, output: Path) -> None:
-        _resume(hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint), output / file)
+    def download(file: str, partial: Path) -> None:
+        _resume(hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint), partial)
 
     return _Hub(checksum, names, download)
 
 
-def _resume(url: str, target: Path) -> None:
-    """GET into ``target``, by way of ``target.partial``, from the byte where an earlier run stopped.
+def _resume(url: str, partial: Path) -> None:
+    """GET into ``partial`` from the byte where an earlier run stopped.
 
     Our own few lines, for both hubs, because huggingface_hub (2.4) gives each run's partial file a new name and so
     begins again. A server that ignores the range answers 200, and the file is written from its start.
     """
-    partial = target.with_name(target.name + ".partial")
-    have = partial.stat().st_size if partial.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        with _opener().open(request, timeout=60) as answer:
-            with partial.open("ab" if answer.status == 206 else "wb") as file:
+        with append_to(partial) as file:
+            have = file.seek(0, os.SEEK_END)
+            request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+            with _opener().open(request, timeout=60) as answer:
+                if answer.status != 206:
+                    file.truncate(0)
                 shutil.copyfileobj(answer, file, 1 << 20)
-            if answer.length:  # what the server promised and did not send
-                raise ConnectionError(f"the connection broke {answer.length:,} bytes before the end")
+                if answer.length:  # what the server promised and did not send
+                    raise ConnectionError(f"the connection broke {answer.length:,} bytes before the end")
     except urllib.error.HTTPError as error:
         if error.code != 416:  # 416: nothing is left to send
             raise
-    partial.replace(target)
 
 
 def _modelscope(endpoint: str | None) -> _Hub:
@@ -202,10 +214,10 @@ def _modelscope(endpoint: str | None) -> _Hub:
     def names() -> list[str]:
         return list(index())
 
-    def download(file: str, output: Path) -> None:
+    def download(file: str, partial: Path) -> None:
         # The address that modelscope 1.40 itself downloads from, seen at the stand-in server.
         query = urllib.parse.urlencode({"Revision": "master", "FilePath": file})
-        _resume(f"{address}/api/v1/datasets/{repository}/repo?{query}", output / file)
+        _resume(f"{address}/api/v1/datasets/{repository}/repo?{query}", partial)
 
     return _Hub(checksum, names, download)
 
@@ -227,8 +239,5 @@ def _explained(hub: str, file: str) -> Iterator[None]:
 
 
 def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    with open_inside(file.parent, file.name) as stream:
+        return sha256_of(stream)

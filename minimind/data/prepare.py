@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 import re
-import shutil
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,14 +33,25 @@ from pathlib import Path
 from typing import TypeVar
 
 from minimind.data import streams
-from minimind.data.cache import Say, content_hash, default_cache, locked
+from minimind.data.cache import Say, content_hash, locked
 from minimind.data.conversations import Fields, Kind
 from minimind.data.encoding import Counts, Options, encode_chunk, kind_of_first
-from minimind.data.sources import Chunk, Source, chunks_of, container, expand, read_chunks
-from minimind.data.store import MANIFEST, StoreWriter
+from minimind.data.rooms import default_cache, require_owner, room
+from minimind.data.sources import (
+    Chunk,
+    Source,
+    chunks_of,
+    container,
+    expand,
+    read_chunks,
+    remove_spool,
+)
+from minimind.data.store import StoreWriter, TokenStore
+from minimind.data.store_files import MANIFEST, holds_store
 from minimind.data.tally import Tally
 from minimind.defaults import MAX_BAD_RATIO, ROW_LENGTH
 from minimind.display import complain
+from minimind.durable import is_directory, read_inside
 from minimind.errors import UserError
 from minimind.tokenizer import Tokenizer
 
@@ -94,11 +105,11 @@ def prepare(
         key = job.key(
             [(Path(source.name).name, digest) for source, digest in zip(sources, hashes, strict=True)]
         )
-        store = output or cache / "stores" / f"{_slug(sources[0].name)}-{key[:16]}"
+        store = output or room(cache, "stores") / f"{_slug(sources[0].name)}-{key[:16]}"
         with _failing_clearly(store):
             store.parent.mkdir(parents=True, exist_ok=True)
             with locked(store.with_name(store.name + ".lock"), say):
-                if _key_of(store) != key:
+                if not _found(store, key, output is None, say):
                     job.replace(sources, hashes, store, key)
     return store
 
@@ -137,15 +148,10 @@ class Job:
 
     def replace(self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str) -> None:
         """Build the store; one that is there already goes when the new one is finished, not before."""
-        building = store.with_name(store.name + ".new") if _is_old_store(store) else store
-        shutil.rmtree(building, ignore_errors=True)
-        self.build(sources, hashes, building, store, key)
-        if building != store:
-            shutil.rmtree(store)
-            building.rename(store)
+        self.build(sources, hashes, store, key, replace=_is_old_store(store))
 
     def build(
-        self, sources: Sequence[Source], hashes: Sequence[str], building: Path, store: Path, key: str
+        self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str, replace: bool
     ) -> None:
         started = time.monotonic()
         heads = [streams.inspect(source.path, source.name, self.encoding) for source in sources]
@@ -156,7 +162,7 @@ class Job:
                     f"(confidence {head.confidence:.2f}; --encoding sets it)"
                 )
         tally = Tally(self.skip_bad, self.max_bad_ratio, store.with_name(store.name + ".rejected.jsonl"))
-        writer = StoreWriter(building, self.tokenizer.vocab_size, kind=self.options.kind)
+        writer = StoreWriter(store, self.tokenizer.vocab_size, self.options.kind, replace)
         try:
             with tally:
                 for index, head in enumerate(heads):
@@ -228,8 +234,8 @@ class Job:
 def _gathered(
     files: Sequence[Path | str], cache: Path, stack: contextlib.ExitStack, say: Say
 ) -> list[Source]:
-    spool = cache / "spool" / str(os.getpid())
-    stack.callback(shutil.rmtree, spool, ignore_errors=True)
+    spool = room(cache, "spool") / f"{os.getpid()}-{secrets.token_hex(8)}"
+    stack.callback(remove_spool, spool)
     sources, ignored = expand(files, spool)
     if ignored:
         say(
@@ -256,20 +262,41 @@ def _failing_clearly(store: Path) -> Iterator[None]:
         ) from error
 
 
+def _found(store: Path, key: str, cached: bool, say: Say) -> bool:
+    """Whether the store is there, with this key, and is what was prepared. One that is not is said.
+
+    Raises UserError for one in the cache that belongs to another user.
+    """
+    if _key_of(store) != key:
+        return False
+    if cached:
+        for path in (store, *store.iterdir()):
+            require_owner(path)
+    try:
+        manifest = TokenStore.open(store).manifest
+    except UserError as error:
+        say(f"made again: {error}")
+        return False
+    if cached and "sha256" not in manifest:
+        say(f"made again: {store}: made before stores had hashes, so it can't be verified")
+        return False
+    return True
+
+
 def _key_of(store: Path) -> str | None:
     try:
-        key: object = json.loads((store / MANIFEST).read_bytes()).get("key")
-    except (OSError, ValueError):
+        key: object = json.loads(read_inside(store, MANIFEST)).get("key")
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return key if isinstance(key, str) else None
 
 
 def _is_old_store(store: Path) -> bool:
-    """Whether a store is there, to be replaced; raises ``UserError`` if it is something of the user's."""
-    if (store / MANIFEST).exists():
+    """Whether a store is there, to be replaced; raises ``UserError`` if it is something of the user's, or holds it."""
+    if holds_store(store):
         return True
-    if store.exists() and (not store.is_dir() or any(store.iterdir())):
-        raise UserError(f"{store}: exists and is no token store; name another output")
+    if os.path.lexists(store) and not (is_directory(store) and not any(store.iterdir())):
+        raise UserError(f"{store}: exists and is no token store, or holds more than one; name another output")
     return False
 
 

@@ -13,6 +13,8 @@ objects is read as JSON Lines (``--format paragraphs`` says otherwise).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import glob
 import shutil
 import sys
@@ -26,6 +28,7 @@ from minimind.data import charsets, streams
 from minimind.data.jsontext import JsonParser, json_values
 from minimind.data.streams import Head
 from minimind.data.tables import ROWS_PER_CHUNK, characters, csv_values, parquet_values
+from minimind.durable import open_inside, remove_files
 from minimind.errors import UserError
 
 TEXT_FORMATS = ("paragraphs", "lines", "file")
@@ -150,6 +153,8 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             ignored += [str(p) for p in inside if p not in set(known)]
             if not known:
                 raise UserError(f"{path}: a directory without any file named {' '.join(_SUFFIXES)}")
+            for p in known:
+                _refuse_out_of(path, p)
             sources += [Source(p, str(p)) for p in known]
         elif path.is_fifo():
             with path.open("rb") as pipe:
@@ -256,6 +261,21 @@ def is_turns(value: object) -> bool:
 
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
+
+
+def remove_spool(spool: Path) -> None:
+    """Delete the copies of pipes in ``spool``, and it, if it is there."""
+    with contextlib.suppress(OSError):  # the next user of the disk will say more
+        remove_files(spool, lambda name: name.startswith("stdin-"))
+
+
+def _refuse_out_of(directory: Path, file: Path) -> None:
+    """What a directory is said to hold lies in it: a link could show any file of the reader's."""
+    try:
+        open_inside(directory, file.relative_to(directory)).close()
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EINVAL):
+            raise UserError(f"{file}: {error.strerror}; name the file itself, or take it away") from None
 
 
 def _spooled(pipe: IO[bytes], spool: Path) -> Path:

@@ -10,11 +10,10 @@
 
 Contract: a store is finished or absent. It is built in a hidden sibling directory, every file is fsynced,
 the manifest comes last, and one rename makes it visible; killed at any moment it never looks complete, and
-a full disk leaves nothing behind. Opening reads the manifest and file sizes only, so it takes milliseconds
-at any size, and processes on one machine share the pages. Writing holds about a million tokens in memory,
-however large the store becomes.
-
-Known weakness: sizes are verified at opening, contents are not; a flipped bit on the disk goes unseen.
+a full disk leaves nothing behind. Contents are verified at the first opening and after each change (see
+store_files.py); else opening reads the manifest and the files' stat only, so it takes milliseconds at any
+size, and processes on one machine share the pages. Writing holds about a million tokens in memory, however
+large the store becomes.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import errno
 import io
 import json
 import os
+import re
 import secrets
-import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -35,22 +34,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from minimind.data.store_files import (
+    COLUMNS,
+    MANIFEST,
+    VERSION,
+    Array,
+    holds_store,
+    open_arrays,
+    remove_store,
+    token_dtype,
+)
 from minimind.defaults import Kind as Kind
-from minimind.durable import sync_directory
+from minimind.durable import create, open_inside, sha256_of, sync_directory
 from minimind.errors import UserError
 
-MANIFEST = "manifest.json"
-VERSION = 1
 _FLUSH_TOKENS = 1 << 20
-_COLUMNS = {"offsets": np.int64, "source_file": np.int32, "source_line": np.int64, "bytes": np.int32}
-
-Array = npt.NDArray[Any]
+_DEBRIS = re.compile(r"(\d+)-[0-9a-f]{8}")
 
 
 class TokenStore:
     """A finished store. All arrays are read-only memory maps. Make one with `TokenStore.open`."""
 
-    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         self.path = path
         self.manifest = manifest
         self.kind: Kind = manifest["kind"]
@@ -58,23 +63,17 @@ class TokenStore:
         self.num_tokens: int = manifest["tokens"]
         self.num_trainable: int = manifest["trainable_tokens"]
         self.num_bytes: int = manifest["bytes"]
-        # np.asarray: a plain array over the map, whose slices cost a tenth of a memmap's.
-        self.tokens: Array = np.asarray(np.memmap(path / "tokens.bin", _token_dtype(self.vocab_size), "r"))
+        self.tokens: Array = arrays["tokens"]
         self.offsets, self._source_file, self._source_line, self.document_bytes = (
-            np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in _COLUMNS
+            arrays[name] for name in COLUMNS
         )
-        self.trainable_mask: Array | None = None
-        if self.kind == "sft":
-            self.trainable_mask = np.asarray(np.memmap(path / "trainable.bin", np.uint8, "r"))
+        self.trainable_mask: Array | None = arrays.get("trainable")
 
     @classmethod
     def open(cls, path: str | Path) -> TokenStore:
-        """Map a store. UserError if there is none, or if a file's size is not the one that the manifest names."""
+        """Map a store. UserError if there is none, or if a file is not the one that the manifest tells of."""
         path = Path(path)
-        manifest = _read_manifest(path)
-        for name, size in manifest["files"].items():
-            _check_size(path / name, size)
-        return cls(path, manifest)
+        return cls(path, *open_arrays(path))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -118,13 +117,16 @@ class TokenStore:
 
 
 class StoreWriter:
-    """Builds a store at `path`, which must not exist yet. End with `finish` or `abort`.
+    """Builds a store at `path`, which must not exist yet, or with `replace` may be one. End with `finish` or `abort`.
 
     Every failure of the disk removes what was written and raises a UserError that says so.
     """
 
-    def __init__(self, path: str | Path, vocab_size: int, kind: Kind = "pretrain") -> None:
+    def __init__(
+        self, path: str | Path, vocab_size: int, kind: Kind = "pretrain", replace: bool = False
+    ) -> None:
         self.path = Path(path)
+        self._replace = replace
         self.kind: Kind = kind
         self.vocab_size = vocab_size
         self._building = self.path.with_name(
@@ -136,9 +138,9 @@ class StoreWriter:
         with self._disk():
             _remove_debris(self.path)
             self._building.mkdir(parents=True)
-            for name, dtype in _COLUMNS.items():
+            for name, dtype in COLUMNS.items():
                 self._files[name] = _File(self._building / f"{name}.npy", dtype)
-            self._files["tokens"] = _File(self._building / "tokens.bin", _token_dtype(vocab_size))
+            self._files["tokens"] = _File(self._building / "tokens.bin", token_dtype(vocab_size))
             if kind == "sft":
                 self._files["trainable"] = _File(self._building / "trainable.bin", np.uint8)
             self._files["offsets"].write(np.zeros(1))
@@ -175,14 +177,15 @@ class StoreWriter:
             self.abort()
             raise UserError(f"{self.path}: no document to store; the files hold nothing to train on")
         with self._disk():
-            sizes = {file.path.name: file.finish() for file in self._files.values()}
+            facts = {file.path.name: file.finish() for file in self._files.values()}
             manifest = {
                 **manifest_extra,
                 "version": VERSION,
                 "kind": self.kind,
                 "vocab_size": self.vocab_size,
                 **self._totals,
-                "files": sizes,
+                "files": {name: size for name, (size, _) in facts.items()},
+                "sha256": {name: digest for name, (_, digest) in facts.items()},
             }
             self._publish(json.dumps(manifest, ensure_ascii=False, indent=1))
         return self.path
@@ -191,18 +194,21 @@ class StoreWriter:
         """Remove what was written; the path stays as it was. Harmless after `finish`."""
         for file in self._files.values():
             file.close()
-        shutil.rmtree(self._building, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_store(self._building)
 
     def _publish(self, manifest: str) -> None:
-        with (self._building / MANIFEST).open("w", encoding="utf-8") as file:
-            file.write(manifest)
+        with create(self._building / MANIFEST) as file:
+            file.write(manifest.encode("utf-8"))
             file.flush()
             os.fsync(file.fileno())
         sync_directory(self._building)
+        if self._replace and holds_store(self.path):  # looked at again: much time has gone by
+            remove_store(self.path)
         try:
             self._building.rename(self.path)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not (self.path / MANIFEST).exists():
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not holds_store(self.path):
                 raise
             self.abort()
         sync_directory(self.path.parent)
@@ -271,7 +277,7 @@ class _File:
         self.path = path
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._count = 0
-        self._file = path.open("wb")
+        self._file = create(path)
         if path.suffix == ".npy":
             self._file.write(self._header())
 
@@ -279,15 +285,16 @@ class _File:
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
         self._count += len(values)
 
-    def finish(self) -> int:
-        """Everything on the disk; the size in bytes."""
+    def finish(self) -> tuple[int, str]:
+        """Everything on the disk; the size in bytes and the SHA-256."""
         if self.path.suffix == ".npy":
             self._file.seek(0)
             self._file.write(self._header())
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return self.path.stat().st_size
+        with open_inside(self.path.parent, self.path.name) as written:
+            return os.fstat(written.fileno()).st_size, sha256_of(written)
 
     def close(self) -> None:
         """Give up: closing flushes, which fails again on a full disk and then no longer matters."""
@@ -301,38 +308,6 @@ class _File:
         return header.getvalue()
 
 
-def _token_dtype(vocab_size: int) -> np.dtype[Any]:
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        version, _ = manifest["version"], manifest["files"]
-    except OSError as error:
-        raise UserError(
-            f"no token store at {path} ({MANIFEST}: {error.strerror}); `minimind prepare --help` says how to make one"
-        ) from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path / MANIFEST} is damaged; delete the store and prepare it again") from error
-    if version != VERSION:
-        raise UserError(
-            f"{path} has format version {version}, this program reads {VERSION}; prepare it again"
-        )
-    return manifest
-
-
-def _check_size(file: Path, expected: int) -> None:
-    try:
-        size = file.stat().st_size
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}; delete the store and prepare it again") from error
-    if size != expected:
-        raise UserError(
-            f"{file} has {size:,} bytes, the manifest says {expected:,}; delete the store and prepare it again"
-        )
-
-
 def _building_prefix(path: Path) -> str:
     return f".{path.name}.building-{socket.gethostname()}-"
 
@@ -343,9 +318,10 @@ def _remove_debris(path: Path) -> None:
     if not path.parent.is_dir():
         return
     for entry in path.parent.iterdir():
-        pid = entry.name.removeprefix(prefix).split("-")[0]
-        if entry.name.startswith(prefix) and pid.isdecimal() and not _alive(int(pid)):
-            shutil.rmtree(entry, ignore_errors=True)
+        made_by = _DEBRIS.fullmatch(entry.name.removeprefix(prefix))
+        if entry.name.startswith(prefix) and made_by and not _alive(int(made_by[1])):
+            with contextlib.suppress(OSError):  # holds more than a store's files
+                remove_store(entry)
 
 
 def _alive(pid: int) -> bool:

@@ -8,14 +8,17 @@ it by themselves.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from minimind.data.encoding import Counts, Encoded, Reject
+from minimind.durable import create, open_inside
 from minimind.errors import UserError
 
 _SHOWN = 20
+_FIELDS = ("file", "line", "reason", "too_long", "excerpt")  # of a quarantined record
 _HOPELESS = 1000  # rejects after which a source that is mostly rejects is given up
 
 
@@ -29,10 +32,13 @@ class Tally:
     total: Counts = field(default_factory=Counts)
     sources: list[Counts] = field(default_factory=list)
     first: list[Reject] = field(default_factory=list)
-    _file: IO[str] | None = None
+    _file: BinaryIO | None = None
 
     def __enter__(self) -> Tally:
-        self.quarantine.unlink(missing_ok=True)
+        """Raises UserError where something else than an earlier run's rejects has the name of the quarantine file."""
+        if os.path.lexists(self.quarantine):
+            _require_rejects(self.quarantine)
+            self.quarantine.unlink()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,19 +77,9 @@ class Tally:
     def _write(self, reject: Reject) -> None:
         if self._file is None:
             self.quarantine.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.quarantine.open("w", encoding="utf-8")
-        self._file.write(
-            json.dumps(
-                {
-                    "file": reject.file,
-                    "line": reject.line,
-                    "reason": reject.reason,
-                    "too_long": reject.too_long,
-                    "excerpt": reject.excerpt,
-                }
-            )
-            + "\n"
-        )
+            self._file = create(self.quarantine)
+        values = (reject.file, reject.line, reject.reason, reject.too_long, reject.excerpt)
+        self._file.write(json.dumps(dict(zip(_FIELDS, values, strict=True))).encode() + b"\n")
 
     def _error(self, number: str, counts: Counts) -> UserError:
         where = f"{number} of {counts.records:,} records read are bad"
@@ -91,3 +87,15 @@ class Tally:
             return UserError(f"{self.first[0]} (and so for all of the {counts.records:,} records read)")
         advice = f"the limit is {self.max_bad_ratio:.1%}" if self.skip_bad else "--skip-bad leaves them out"
         return UserError(f"{where} ({advice}):\n  " + "\n  ".join(str(reject) for reject in self.first))
+
+
+def _require_rejects(path: Path) -> None:
+    """UserError unless the file is empty (a run that was killed) or begins as a list of rejects does."""
+    try:
+        with open_inside(path.parent, path.name) as file:
+            first = file.readline(1 << 20)
+        ours = not first or set(json.loads(first)) == set(_FIELDS)
+    except (OSError, ValueError, TypeError, RecursionError):
+        ours = False
+    if not ours:
+        raise UserError(f"{path}: is there and is no list of rejects of an earlier run; move it away")

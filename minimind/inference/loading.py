@@ -11,18 +11,21 @@ not looked up.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from minimind.defaults import FINAL, LATEST, MODEL_STATES, RUN_CONFIG
+from minimind.defaults import FINAL, MODEL_STATES, RUN_CONFIG
+from minimind.durable import directory_inside, path_inside, read_inside
 from minimind.errors import UserError
 from minimind.interop import huggingface, upstream
 from minimind.interop.huggingface import CONFIG
 from minimind.model import ModelConfig, Transformer
 from minimind.tokenizer import FILE_NAME, Tokenizer
 
+CHECKPOINT = re.compile(r"checkpoints/step-\d{8,}")  # what a run's `latest` names
 State = dict[str, Tensor]
 
 
@@ -85,13 +88,28 @@ def _resolve(path: Path) -> Path:
     if path.is_file() or (path / CONFIG).is_file() or _checkpoint_file(path):
         return path
     if (path / FINAL / CONFIG).is_file():
-        return path / FINAL
-    latest = path / LATEST
-    if latest.is_file() and _checkpoint_file(path / latest.read_text(encoding="utf-8").strip()):
-        return path / latest.read_text(encoding="utf-8").strip()
+        return _inside(path, FINAL)
+    if (latest := _pointed(path)) and _checkpoint_file(latest):
+        return latest
     raise UserError(
         f"{path}: no model in it (no final/, no complete checkpoint, no config.json with model.safetensors)"
     )
+
+
+def _inside(run_dir: Path, name: str) -> Path:
+    try:
+        return directory_inside(run_dir, name)
+    except OSError as error:
+        raise UserError(f"{run_dir / name}: {error.strerror}") from error
+
+
+def _pointed(run_dir: Path) -> Path | None:
+    """The checkpoint that a run's ``latest`` names; None without one, or where it names something else."""
+    try:
+        name = read_inside(run_dir, "latest").decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    return _inside(run_dir, name) if CHECKPOINT.fullmatch(name) and (run_dir / name).is_dir() else None
 
 
 def _read(source: Path) -> tuple[State, ModelConfig, Path]:
@@ -114,18 +132,16 @@ def _tokenizer(path: Path, source: Path) -> Tokenizer:
 
 
 def _checkpoint_file(path: Path) -> Path | None:
-    """DeepSpeed's file with the module's weights in a checkpoint directory (or in its tag's directory)."""
+    """DeepSpeed's file with the module's weights, relative to a checkpoint's directory (or in its tag's)."""
     if not path.is_dir():
         return None
-    return next(
-        (file for file in (path / MODEL_STATES, *sorted(path.glob(f"*/{MODEL_STATES}"))) if file.is_file()),
-        None,
-    )
+    found = (path / MODEL_STATES, *sorted(path.glob(f"*/{MODEL_STATES}")))
+    return next((file.relative_to(path) for file in found if file.is_file()), None)
 
 
 def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
-    file = _checkpoint_file(path)
-    assert file is not None, "callers go through _resolve"
+    name = _checkpoint_file(path)
+    assert name is not None, "callers go through _resolve"
     run_dir = next((parent for parent in path.resolve().parents if (parent / RUN_CONFIG).is_file()), None)
     if run_dir is None:
         raise UserError(
@@ -133,10 +149,13 @@ def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
         )
     from minimind.config import load_run_config
 
-    run = load_run_config(run_dir / RUN_CONFIG)
+    try:
+        config, file = path_inside(run_dir, RUN_CONFIG), path_inside(path, name)
+    except OSError as error:
+        raise UserError(f"{error.filename}: can't be read: {error.strerror}") from error
+    run = load_run_config(config)
     state = upstream.read_torch(file).get("module")
     if not isinstance(state, dict):
         raise UserError(f"{file}: not a DeepSpeed checkpoint (it has no weights under 'module')")
     weights = {name: value.contiguous() for name, value in state.items()}
-    beside = run_dir / FILE_NAME
-    return weights, run.model, beside if beside.is_file() else run.tokenizer or run_dir
+    return weights, run.model, run_dir if (run_dir / FILE_NAME).is_file() else run.tokenizer or run_dir

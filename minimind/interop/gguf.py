@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from minimind.chat import JINJA
+from minimind.durable import replacing
 from minimind.errors import UserError
 from minimind.model_config import ModelConfig
 from minimind.tokenizer import Tokenizer
@@ -71,23 +72,21 @@ def save_gguf(
     except ImportError as error:
         raise UserError("gguf is missing: pip install 'minimind-deepspeed[gguf]'") from error
     tensors = dict(named_tensors(model_state, config, tokenizer.vocab_size, dtype))
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.partial")
-    writer = gguf.GGUFWriter(temporary, "llama")
-    try:
-        writer.add_name(name)
-        writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
-        _add_shape(writer, config, tokenizer.vocab_size)
-        _add_tokenizer(writer, tokenizer)
-        for tensor_name, tensor in tensors.items():
-            kind = gguf.GGMLQuantizationType[_GGML_TYPES[tensor.dtype]]
-            writer.add_tensor(tensor_name, _as_numpy(tensor), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
-    temporary.replace(path)
+    with replacing(Path(path)) as file:
+        writer = gguf.GGUFWriter(file.name, "llama")
+        try:
+            writer.add_name(name)
+            writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
+            _add_shape(writer, config, tokenizer.vocab_size)
+            _add_tokenizer(writer, tokenizer)
+            for tensor_name, tensor in tensors.items():
+                kind = gguf.GGMLQuantizationType[_GGML_TYPES[tensor.dtype]]
+                writer.add_tensor(tensor_name, _as_numpy(tensor), raw_dtype=kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
 
 
 def named_tensors(

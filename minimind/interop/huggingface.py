@@ -15,57 +15,84 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minimind.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
+from minimind.durable import path_inside, read_inside, replacing, write_bytes_durably
 from minimind.errors import UserError
 from minimind.interop.tokenizer_files import tokenizer_files
 from minimind.model_config import ModelConfig
 from minimind.tokenizer import BOS_ID, EOS_ID, FILE_NAME, PAD_ID, Tokenizer
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+MAKER = "minimind-deepspeed"  # in the weights' header, where transformers looks for "format" only
+_FIXED: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+    "pad_token_id": PAD_ID,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+}  # what an export's config.json says besides shape and dtype
 State = dict[str, Tensor]
 
 
 def save_pretrained(
     model_state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer | None, directory: str | Path
 ) -> None:
-    """Write the directory (created if needed; other files in it stay). Weights keep their dtype. Raises OSError."""
+    """Write the directory (created if needed; other files in it stay). Weights keep their dtype. Raises OSError.
+
+    Raises UserError where files of these names are not an earlier export's.
+    """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    contents = {"generation_config.json": _json(_generation_config(tokenizer))}
+    if tokenizer is not None:
+        contents |= {FILE_NAME: tokenizer.model_bytes}
+        contents |= tokenizer_files(tokenizer, config.max_position_embeddings)
+    _refuse_others(directory, contents)
     (directory / CONFIG).unlink(missing_ok=True)  # not whole until the end
     weights = {
         name: value.detach().cpu().contiguous()
         for name, value in model_state.items()
         if not _tied(name, config)
     }
-    temporary = directory / f".{WEIGHTS}.partial"
-    save_file(weights, temporary, metadata={"format": "pt"})
-    _publish(temporary, directory / WEIGHTS)
-    files = {"generation_config.json": _json(_generation_config(tokenizer))}
-    if tokenizer is not None:
-        files |= {FILE_NAME: tokenizer.model_bytes} | tokenizer_files(
-            tokenizer, config.max_position_embeddings
+    with replacing(directory / WEIGHTS) as file:
+        save_file(weights, file.name, metadata={"format": "pt", "made_by": MAKER})
+    contents[CONFIG] = _json(llama_config(config, next(iter(weights.values())).dtype))
+    for name, content in contents.items():
+        write_bytes_durably(directory / name, content)
+
+
+def _refuse_others(directory: Path, names: Iterable[str]) -> None:
+    """UserError where a file would be replaced that is no export's: another model's, or another program's config."""
+    there = [name for name in (CONFIG, WEIGHTS, *names) if os.path.lexists(directory / name)]
+    if there and not _is_export(directory):
+        raise UserError(
+            f"{directory}: holds {', '.join(there)}, which no export of this program made; name another directory"
         )
-    files[CONFIG] = _json(llama_config(config, next(iter(weights.values())).dtype))
-    for name, content in files.items():
-        temporary = directory / f".{name}.partial"
-        temporary.write_bytes(content)
-        _publish(temporary, directory / name)
 
 
-def _publish(temporary: Path, final: Path) -> None:
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(final)
+def _is_export(directory: Path) -> bool:
+    """By the keys of its config.json; without one (the export was killed) by what the weights say of themselves."""
+    try:
+        if os.path.lexists(directory / CONFIG):
+            return set(_read_json(directory / CONFIG)) == {*_FIXED, "torch_dtype", *ModelConfig.model_fields}
+        with safe_open(path_inside(directory, WEIGHTS), framework="pt") as file:
+            return bool((file.metadata() or {}).get("made_by") == MAKER)
+    except (UserError, OSError, SafetensorError):
+        return False
 
 
 def _json(value: dict[str, Any]) -> bytes:
@@ -78,19 +105,7 @@ def _tied(name: str, config: ModelConfig) -> bool:
 
 def llama_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     """config.json of a LlamaForCausalLM; transformers 4 and 5 both read ``torch_dtype`` and ``rope_theta``."""
-    fixed = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "attention_dropout": 0.0,
-        "pad_token_id": PAD_ID,
-        "bos_token_id": BOS_ID,
-        "eos_token_id": EOS_ID,
-        "torch_dtype": str(dtype).removeprefix("torch."),
-    }
-    return fixed | config.model_dump()
+    return {**_FIXED, "torch_dtype": str(dtype).removeprefix("torch."), **config.model_dump()}
 
 
 def _generation_config(tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -105,31 +120,34 @@ def load_pretrained(directory: str | Path) -> tuple[State, ModelConfig]:
     directory = Path(directory)
     config = read_config(directory / CONFIG)
     state: State = {}
-    for file in _weight_files(directory):
+    for name in _weight_files(directory):
         try:
-            state |= load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file}: can't be read as safetensors ({error})") from error
+            state |= load_file(path_inside(directory, name))
+        except OSError as error:
+            raise UserError(f"{directory / name}: can't be read: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise UserError(f"{directory / name}: can't be read as safetensors ({error})") from error
     dropped = {name for name in state if _tied(name, config) or name.endswith("rotary_emb.inv_freq")}
     return {name: value for name, value in state.items() if name not in dropped}, config
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def _weight_files(directory: Path) -> list[str]:
     if (directory / WEIGHTS).is_file():
-        return [directory / WEIGHTS]
-    index = directory / INDEX
-    if not index.is_file():
+        return [WEIGHTS]
+    if not (directory / INDEX).is_file():
         raise UserError(
             f"{directory}: neither {WEIGHTS} nor {INDEX}; re-save the model as safetensors with transformers"
         )
-    names = _read_json(index).get("weight_map", {}).values()
-    return sorted({directory / Path(str(name)).name for name in names})  # .name: never outside the directory
+    names = _read_json(directory / INDEX).get("weight_map", {}).values()
+    return sorted({Path(str(name)).name for name in names})  # .name: never outside the directory
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(read_inside(path.parent, path.name))
+    except OSError as error:
+        raise UserError(f"{path}: can't be read: {error.strerror}") from error
+    except ValueError as error:
         raise UserError(f"{path}: can't be read as JSON ({error})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: must be a JSON object")

@@ -26,6 +26,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from minimind.durable import replacing
 from minimind.errors import UserError
 from minimind.model_config import ModelConfig
 
@@ -91,10 +92,8 @@ def save_pth(model_state: Mapping[str, Tensor], config: ModelConfig, path: str |
     state = {name: value.detach().cpu().half() for name, value in model_state.items()}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.partial")
-    torch.save(state, temporary)
-    temporary.replace(path)
+    with replacing(Path(path)) as file:
+        torch.save(state, file)
 
 
 def check_exportable(state: Mapping[str, Tensor], config: ModelConfig, source: Path) -> None:

@@ -9,21 +9,41 @@ Weakness: ranks must share the file system, as DeepSpeed's own checkpoints requi
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import shutil
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minimind.defaults import BEST, CHECKPOINTS, LATEST
-from minimind.durable import sync_directory, write_durably
+from minimind.defaults import BEST, CHECKPOINTS, FINAL, LATEST, POST_MORTEM, RECOVERY
+from minimind.durable import (
+    free_name,
+    is_directory,
+    open_inside,
+    read_inside,
+    remove_files,
+    sha256_of,
+    sync_directory,
+    write_durably,
+)
 from minimind.errors import UserError
 from minimind.findings import Finding
+from minimind.training import hang
 
 MANIFEST = "manifest.json"
+PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, hang.FOLDER)  # what a run makes
 TEMPORARY = ".incomplete-"
+_NAME = re.compile(r"step-\d{8,}")
+_POINTED = re.compile(rf"checkpoints/{_NAME.pattern}")
+_DEBRIS = re.compile(rf"{re.escape(TEMPORARY)}(replaced-)?{_NAME.pattern}(-\d+)?")
+_FILES = re.compile(  # all that DeepSpeed and this module write into a checkpoint
+    r"manifest\.json|zero_to_(fp32|torch)\.py|"
+    r"\w+/(mp_rank_\d+_model_states|(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.pt"
+)
 
 
 @dataclass(frozen=True)
@@ -52,41 +72,92 @@ def publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
     """
     sealed = {**manifest, "seal": _seal(manifest)}
     write_durably(temporary / MANIFEST, json.dumps(sealed, indent=1))
-    aside = final.parent / f"{TEMPORARY}replaced-{final.name}"
-    if final.exists():  # an earlier save of this step, from before a resume
-        os.rename(final, aside)
+    aside = None
+    if os.path.lexists(
+        final
+    ):  # an earlier save of this step, from before a resume, or something of the user's
+        aside = _put_aside(final)
     try:
         os.rename(temporary, final)
     except OSError:
-        if aside.exists():
+        if aside is not None:
             os.rename(aside, final)
         raise
     sync_directory(final.parent)
 
 
+def delete(path: Path) -> None:
+    """Delete a checkpoint: first its name, so that a kill never leaves a part of one under it.
+
+    Only its own files go (those that the manifest lists, or that DeepSpeed writes), and nothing of a directory that is
+    no checkpoint. Raises OSError, FileExistsError naming where the rest is when there is one.
+    """
+    files = _files_of(path)
+    if files is None:
+        return
+    aside = _put_aside(path)
+    if not remove_files(aside, lambda name: name in files or is_ours(name)):
+        rest = free_name(path, lambda n: f"other-{path.name}-{n}")
+        os.rename(aside, rest)
+        raise FileExistsError(errno.ENOTEMPTY, "held what is not a checkpoint's, which was kept", str(rest))
+
+
+def _put_aside(path: Path) -> Path:
+    """Take the name from what has it; the new one. What is no checkpoint keeps a name that can be seen."""
+    start = "other" if _files_of(path) is None else f"{TEMPORARY}replaced"
+    aside = free_name(path, lambda n: f"{start}-{path.name}-{n}")
+    os.rename(path, aside)
+    return aside
+
+
+def set_aside(run_dir: Path, paths: Sequence[Path]) -> Path:
+    """Move ``paths``, which are in ``run_dir``, to ``earlier-1`` (2, 3, ...) in it, whose path is returned. OSError."""
+    target = free_name(run_dir / "earlier", lambda n: f"earlier-{n}")
+    target.mkdir()
+    for path in paths:
+        os.rename(path, target / path.name)  # a link itself, not what it names
+    return target
+
+
+def _files_of(path: Path) -> set[str] | None:
+    """The files that the manifest of the checkpoint at ``path`` lists. None if there is no checkpoint: no directory, or
+    one without a manifest (it may be damaged) that holds other files than DeepSpeed's."""
+    if not is_directory(path):
+        return None
+    try:
+        files = json.loads(read_inside(path, MANIFEST))["files"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        files = None
+    if isinstance(files, dict):
+        return set(files)
+    there = (file.relative_to(path).as_posix() for file in path.rglob("*") if not is_directory(file))
+    return set() if all(map(is_ours, there)) else None
+
+
+def is_ours(name: str) -> bool:
+    """Whether a file of this path in a checkpoint's directory is one that a save writes there."""
+    return _FILES.fullmatch(name) is not None
+
+
 def remove_debris(run_dir: Path) -> None:
-    """Delete what killed or failed saves left; only when no save is running."""
-    for debris in (run_dir / CHECKPOINTS).glob(f"{TEMPORARY}*"):
-        shutil.rmtree(debris)
+    """Delete what killed or failed saves left; only when no save is running.
+
+    What is not of a save stays where it is: other files in such a directory, and what a link leads to.
+    """
+    directory = run_dir / CHECKPOINTS
+    for debris in directory.glob(f"{TEMPORARY}*") if is_directory(directory) else ():
+        if not _DEBRIS.fullmatch(debris.name):
+            continue
+        if debris.is_symlink():
+            debris.unlink()
+        else:
+            listed = _files_of(debris) or set()
+            remove_files(debris, lambda name, listed=listed: name in listed or is_ours(name))  # type: ignore[misc]
 
 
 def _seal(manifest: dict[str, Any]) -> str:
     """SHA-256 of a manifest's content."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
-    return str(digest.hexdigest())
-
-
-def _digest(file: Any) -> Any:
-    """hashlib.file_digest for Python 3.10."""
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest
 
 
 def point(pointer: Path, target: Path) -> None:
@@ -95,11 +166,12 @@ def point(pointer: Path, target: Path) -> None:
 
 
 def pointed(pointer: Path) -> Path | None:
-    """What ``latest`` or ``best`` names, or None."""
+    """The checkpoint that ``latest`` or ``best`` names, or None: without one, and where it names anything else."""
     try:
-        return pointer.parent / pointer.read_text(encoding="utf-8").strip()
+        name = read_inside(pointer.parent, pointer.name).decode("utf-8", "replace").strip()
     except OSError:
         return None
+    return pointer.parent / name if _POINTED.fullmatch(name) else None
 
 
 def point_back(run_dir: Path, good: Checkpoint | None) -> None:
@@ -123,39 +195,48 @@ def restore_best(run_dir: Path, step: int | None) -> None:
         (run_dir / BEST).unlink(missing_ok=True)
         return
     best = directories(run_dir, step)[1]
-    if best.is_dir() and pointed(run_dir / BEST) != best:
+    if is_directory(best) and pointed(run_dir / BEST) != best:
         point(run_dir / BEST, best)
 
 
 def problem(path: Path) -> str | None:
     """Why the checkpoint at ``path`` can't be used (a file missing, cut or changed), or None: it is complete."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_inside(path, MANIFEST))
         seal, files = manifest.pop("seal"), manifest["files"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest can't be read ({error!r})"
     if seal != _seal(manifest):
         return "its manifest has changed on the disk (its SHA-256 differs)"
     for name, expected in files.items():
-        file = path / name
-        if not file.is_file():
+        try:
+            with open_inside(path, name) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != expected["bytes"]:
+                    return f"{name} has {size} bytes instead of {expected['bytes']}"
+                if sha256_of(file) != expected["sha256"]:
+                    return f"{name} has changed on the disk (its SHA-256 differs)"
+        except FileNotFoundError:
             return f"{name} is missing"
-        if file.stat().st_size != expected["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}"
-        if _sha256(file) != expected["sha256"]:
-            return f"{name} has changed on the disk (its SHA-256 differs)"
+        except OSError as error:
+            return f"{name} can't be read ({error.strerror})"
     return None
 
 
 def read_about(path: Path) -> dict[str, Any]:
     """What the checkpoint at ``path`` says of the run that wrote it."""
-    about: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["about"]
+    about: dict[str, Any] = json.loads(read_inside(path, MANIFEST))["about"]
     return about
 
 
 def all_checkpoints(run_dir: Path) -> list[Checkpoint]:
     """Every published checkpoint of a run, newest first, not yet verified."""
-    found = [Checkpoint(path, int(path.name[5:])) for path in (run_dir / CHECKPOINTS).glob("step-*")]
+    directory = run_dir / CHECKPOINTS
+    found = [
+        Checkpoint(path, int(path.name[5:]))
+        for path in (directory.glob("step-*") if is_directory(directory) else ())
+        if _NAME.fullmatch(path.name) and is_directory(path)
+    ]
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
@@ -182,7 +263,11 @@ def resolve_resume(where: Path) -> tuple[Checkpoint, list[Finding]]:
 
     Raises UserError when there is none that is complete.
     """
-    if where.name.startswith("step-"):
+    if (where / "checkpoints").is_symlink():
+        raise UserError(
+            f"{where / 'checkpoints'}: a symbolic link, which is not followed; put the directory there"
+        )
+    if _NAME.fullmatch(where.name):
         reason = problem(where)
         if reason is not None:
             raise UserError(
@@ -203,9 +288,8 @@ def clean_up(run_dir: Path, keep: int, protected: set[Path]) -> list[Path]:
     """
     pointers = (pointed(run_dir / name) for name in (LATEST, BEST))
     safe = {path.resolve() for path in (*protected, *pointers) if path}
-    removed = []
-    for checkpoint in all_checkpoints(run_dir)[max(keep, 1) :]:
-        if checkpoint.path.resolve() not in safe:
-            shutil.rmtree(checkpoint.path)
-            removed.append(checkpoint.path)
+    old = all_checkpoints(run_dir)[max(keep, 1) :]
+    removed = [checkpoint.path for checkpoint in old if checkpoint.path.resolve() not in safe]
+    for path in removed:
+        delete(path)
     return removed

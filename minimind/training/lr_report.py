@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from minimind.durable import write_durably
+from minimind.durable import replacing, write_durably
 from minimind.report_charts import COLOURS
 from minimind.training.lr_bands import Band
 from minimind.training.lr_curves import Curve, Recommendation, Verdict, centred, smoothed
@@ -137,7 +137,8 @@ def plot(outcome: Outcome, path: Path) -> None:
     else:
         _draw_range(axes, outcome)
     _frame(axes, outcome.curves)
-    figure.savefig(path, metadata={"Software": None})
+    with replacing(path) as file:
+        figure.savefig(file, format="png", metadata={"Software": None})
 
 
 def _draw_sweep(axes: Axes, outcome: Outcome) -> None:

@@ -19,6 +19,7 @@ from minimind.config import RunConfig, load_run_config
 from minimind.data.conversations import Kind
 from minimind.defaults import FINAL
 from minimind.display import complain, say
+from minimind.durable import subdirectory
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware, detect
@@ -257,6 +258,7 @@ def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
 
     final = config.output_dir / FINAL
     if engine.rank == 0:
+        subdirectory(config.output_dir, final.name)
         save_pretrained(engine.weights(), config.model, data.tokenizer, final)
     engine.barrier()
     return final

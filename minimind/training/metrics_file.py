@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from minimind.durable import append_to, free_name, open_inside, read_inside, write_bytes_durably
+
 FILE_NAME = "metrics.jsonl"
 
 
@@ -42,7 +44,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a metrics.jsonl in order, without torn or foreign lines. OSError if it can't be read."""
-    with path.open("rb") as file:
+    with open_inside(path.parent, path.name) as file:
         for line in file:
             record = parse_line(line)
             if record is not None:
@@ -56,24 +58,15 @@ def cut_back(path: Path, step: int) -> int:
     evaluation, its findings). The *last* one: after a rollback inside a run the same steps stand there twice.
     Written beside the file, fsynced and renamed: a kill in here leaves the old file or the new one.
     """
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = read_inside(path.parent, path.name).splitlines(keepends=True)
     whole = [(line, record) for line in lines if (record := parse_line(line)) is not None]
     steps = [record.get("step") or 0 for _, record in whole]
     trained = [i for i, (_, r) in enumerate(whole) if r["kind"] == "train" and steps[i] <= step]
     end = trained[-1] + 1 if trained else 0
     while end < len(whole) and whole[end][1]["kind"] != "train" and steps[end] <= step:
         end += 1
-    _replace(path, b"".join(line for line, _ in whole[:end]))
+    write_bytes_durably(path, b"".join(line for line, _ in whole[:end]))
     return len(lines) - end
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class MetricsFile:
@@ -85,14 +78,12 @@ class MetricsFile:
         A file that a new run finds in its place is renamed to metrics.1.jsonl (2, 3, ...), never deleted.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and resumed_step is not None:
+        if os.path.lexists(path) and resumed_step is not None:
             cut_back(path, resumed_step)
-        elif path.exists():
-            path.rename(
-                next(p for n in range(1, 10_000) if not (p := path.with_suffix(f".{n}.jsonl")).exists())
-            )
+        elif os.path.lexists(path):
+            os.rename(path, free_name(path, lambda n: f"{path.stem}.{n}.jsonl"))
         self.path = path
-        self._file = path.open("ab", buffering=0)  # unbuffered: what is written survives kill -9
+        self._file = append_to(path)  # unbuffered: what is written survives kill -9
         self._torn = False
 
     def append(self, record: Mapping[str, Any]) -> None:

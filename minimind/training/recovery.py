@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from minimind.defaults import RECOVERY
-from minimind.durable import write_durably
+from minimind.durable import read_inside, write_durably
 from minimind.findings import Finding
 from minimind.recovery_config import RecoveryConfig
 from minimind.training.trouble import Trouble
@@ -128,7 +128,7 @@ def read_rollbacks(run_dir: Path, step: int) -> list[Rollback]:
     Raises ValueError when the file is damaged.
     """
     try:
-        records = json.loads((run_dir / FILE_NAME).read_text(encoding="utf-8"))["rollbacks"]
+        records = json.loads(read_inside(run_dir, FILE_NAME))["rollbacks"]
     except FileNotFoundError:
         return []
     every = [

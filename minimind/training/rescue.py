@@ -8,7 +8,6 @@ recovery.py.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,6 +24,7 @@ from minimind.training.advice import LOWER_CLIPPING
 from minimind.training.checkpoints import (
     Checkpoint,
     all_checkpoints,
+    delete,
     point_back,
     problem,
     read_about,
@@ -129,7 +129,7 @@ def go_back(run: Run) -> Checkpoint | None:
     good = next(before, None)
     point_back(run.run_dir, good)
     for later in [c for c in every if good is None or c.step > good.step]:
-        shutil.rmtree(later.path)
+        delete(later.path)
     return good
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,25 +12,24 @@ from typing import Any
 
 from minimind.config import RunConfig
 from minimind.defaults import (
-    BEST,
     CHECKPOINTS,
     ENVIRONMENT,
     FINAL,
     LATEST,
-    POST_MORTEM,
     RECOVERY,
     RUN_CONFIG,
     RUN_JSON,
 )
-from minimind.durable import write_durably
+from minimind.durable import write_bytes_durably, write_durably
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.hardware import Hardware
 from minimind.memory import checkpoint_bytes
 from minimind.secrets import mask_values
 from minimind.tokenizer import FILE_NAME, Tokenizer
-from minimind.training import hang, space
+from minimind.training import space
 from minimind.training.checkpoints import (
+    PRODUCTS,
     Checkpoint,
     all_checkpoints,
     directories,
@@ -37,13 +37,15 @@ from minimind.training.checkpoints import (
     point_back,
     pointed,
     restore_best,
+    set_aside,
 )
 from minimind.training.deepspeed_config import Resolved
+from minimind.training.metrics_file import FILE_NAME as METRICS
 from minimind.training.provenance import environment, write_diff
 from minimind.training.recovery import write_rollbacks
 from minimind.training.resume import Start
 
-PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, hang.FOLDER)  # what a run makes
+RUN_MARKS = (ENVIRONMENT, METRICS, CHECKPOINTS, FINAL, "earlier-1")  # only a run has one
 
 
 def open_directory(
@@ -62,9 +64,11 @@ def open_directory(
     """
     run_dir = config.output_dir
     with _writing(run_dir):
+        if start.checkpoint is not None:
+            _refuse_links(run_dir)
         findings = _other_courses(run_dir, start.checkpoint)
         restore_best(run_dir, best_step)
-        if start.rollbacks or (run_dir / RECOVERY).exists():
+        if start.rollbacks or os.path.lexists(run_dir / RECOVERY):
             run_dir.mkdir(parents=True, exist_ok=True)
             write_rollbacks(run_dir, start.rollbacks)
     write_run_files(run_dir, config, resolved.config, hardware, tokenizer)
@@ -80,15 +84,32 @@ def write_run_files(
 
     Raises UserError when the directory can't be written.
     """
-    copy = run_dir / FILE_NAME
     with _writing(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
+        _refuse_others(run_dir)
         write_durably(run_dir / RUN_CONFIG, config.dump_yaml())
         write_durably(run_dir / RUN_JSON, json.dumps(mask_values(ds_config), indent=2) + "\n")
-        if not copy.exists() or copy.read_bytes() != tokenizer.model_bytes:
-            copy.write_bytes(tokenizer.model_bytes)
+        write_bytes_durably(run_dir / FILE_NAME, tokenizer.model_bytes)
         write_durably(run_dir / ENVIRONMENT, json.dumps(environment(hardware), indent=2) + "\n")
         write_diff(run_dir)
+
+
+def _refuse_links(run_dir: Path) -> None:
+    """UserError where a run that goes on would read or write through a link; a new run sets such links aside."""
+    for name in (*PRODUCTS, METRICS):
+        if (run_dir / name).is_symlink():
+            raise UserError(
+                f"{run_dir / name}: a symbolic link, which is not followed; put what it names there"
+            )
+
+
+def _refuse_others(run_dir: Path) -> None:
+    """UserError where a file would be replaced in a directory that is no run's: another program's config.yaml."""
+    there = [name for name in ("config.yaml", "ds_config.json") if os.path.lexists(run_dir / name)]
+    if there and not any((run_dir / name).exists() for name in RUN_MARKS):
+        raise UserError(
+            f"{run_dir}: holds a {there[0]} that no run of this program wrote; give another --output-dir"
+        )
 
 
 @contextmanager
@@ -108,7 +129,7 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
     metrics.jsonl is cut back or renamed by metrics_file.py.
     """
     if checkpoint is None or checkpoint.run_dir != run_dir.resolve():
-        there = [run_dir / name for name in PRODUCTS if (run_dir / name).exists()]
+        there = [run_dir / name for name in PRODUCTS if os.path.lexists(run_dir / name)]
         what, advice = "an earlier run: its checkpoints and model are", "; --resume goes on with a run"
     else:
         there = [later.path for later in all_checkpoints(run_dir) if later.step > checkpoint.step]
@@ -120,9 +141,5 @@ def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding
             point(run_dir / LATEST, here.path)
     if not there:
         return []
-    target = next(p for n in range(1, 10_000) if not (p := run_dir / f"earlier-{n}").exists())
-    target.mkdir()
-    for path in there:
-        path.rename(target / path.name)
-    message = f"{run_dir} holds {what} now in {target}"
+    message = f"{run_dir} holds {what} now in {set_aside(run_dir, there)}"
     return [Finding("earlier-run", message, f"delete them if they are not needed{advice}")]

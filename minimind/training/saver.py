@@ -12,7 +12,7 @@ Contract. All ranks call ``save`` at the same steps. One save is in flight at mo
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Set
@@ -20,12 +20,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from minimind.durable import remove_files, subdirectory
 from minimind.findings import Finding
 from minimind.training.checkpoints import (
     BEST,
     LATEST,
     clean_up,
     directories,
+    is_ours,
     point,
     pointed,
     publish,
@@ -199,7 +201,8 @@ class Saver:
     def _give_up(self, job: _Job) -> None:
         """Report the failure, and leave nothing half written."""
         if not job.published and self._agreement.rank == 0:
-            shutil.rmtree(directories(self._run_dir, job.step)[0], ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_files(directories(self._run_dir, job.step)[0], is_ours)
         self._findings.append(_not_saved(job, pointed(self._run_dir / LATEST)))
 
     def _clean_up(self, job: _Job) -> None:
@@ -217,10 +220,10 @@ class Saver:
 
 def _make_room(run_dir: Path, temporary: Path, num_bytes: int) -> None:
     """A fresh directory for ``num_bytes`` of files; leftovers go first, they may be what fills the disk."""
-    temporary.parent.mkdir(parents=True, exist_ok=True)
+    subdirectory(run_dir, temporary.parent.name)
     remove_debris(run_dir)
     require_space(temporary.parent, num_bytes)
-    temporary.mkdir()
+    subdirectory(temporary.parent, temporary.name)  # still there if it holds what is not of a save
 
 
 def _point(run_dir: Path, final: Path, best: bool) -> None:

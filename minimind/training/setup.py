@@ -14,15 +14,16 @@ from minimind.attention import check_backend
 from minimind.command_lines import typed
 from minimind.config import RunConfig
 from minimind.data.batches import Batches
-from minimind.data.cache import default_cache
 from minimind.data.conversations import Kind
 from minimind.data.mixture import Part
 from minimind.data.overlap import Overlap, find_overlap
-from minimind.data.store import MANIFEST, TokenStore
+from minimind.data.rooms import default_cache, room
+from minimind.data.store import TokenStore
+from minimind.data.store_files import MANIFEST
 from minimind.errors import UserError
 from minimind.hardware import detect
 from minimind.model import Transformer
-from minimind.tokenizer import FILE_NAME, Tokenizer
+from minimind.tokenizer import Tokenizer
 from minimind.training.cadence import evaluation_remark, evaluation_steps, usual_steps
 from minimind.training.compilation import pays
 from minimind.training.control import Control
@@ -153,14 +154,11 @@ def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -
 
 def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path], Path]:
     """The built-in corpus and, unless one is given, a tokenizer trained on it."""
-    from minimind.data.demo import kept_demo, train_demo_tokenizer
+    from minimind.data.demo import kept_demo, kept_demo_tokenizer
 
-    directory = default_cache() / "demo"
+    directory = room(default_cache(), "demo")
     corpus = kept_demo(directory)
-    if tokenizer is None:
-        tokenizer = directory / "tokenizer"
-        if not (tokenizer / FILE_NAME).exists():
-            train_demo_tokenizer(corpus, tokenizer)
+    tokenizer = tokenizer or kept_demo_tokenizer(corpus, directory)
     names = ("pretrain.jsonl", "eval.jsonl") if kind == "pretrain" else ("sft.jsonl", "sft_eval.jsonl")
     return [directory / names[0]], [directory / names[1]], tokenizer
 

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from minimind.durable import sync_directory
+from minimind.durable import create, subdirectory, sync_directory
 
 ROOT = "checkpoint"  # stands for the directory that is chosen when the files are written
 
@@ -114,8 +114,7 @@ class Snapshot:
         """
         facts = {}
         for name, content in self.files.items():
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path = subdirectory(directory, *Path(name).parent.parts) / Path(name).name
             facts[name] = _write(path, content, self.zipfile, beat)
             if isinstance(content, bytes):  # DeepSpeed makes its scripts executable
                 path.chmod(path.stat().st_mode | stat.S_IEXEC)
@@ -135,7 +134,7 @@ def _write(path: Path, content: HostCopy | bytes, zipfile: bool, beat: Callable[
 
 def open_file(path: Path) -> BinaryIO:
     """A new file for writing; tests put a failing one in its place."""
-    return path.open("wb")
+    return create(path)
 
 
 class _Sink:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimind.durable import subdirectory
 from minimind.findings import Finding
 from minimind.secrets import mask_command, mask_text
 
@@ -115,6 +116,11 @@ class WandbLog:
         """The wandb run in the mode asked for, else offline, else None."""
         # wandb's own telemetry would hold the exit up for 20 s when the server does not answer (seen with 0.31.0).
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        try:
+            subdirectory(Path(self._options["dir"]), "wandb")
+        except OSError as error:  # a link: wandb would follow it
+            self._tell("wandb-missing", f"not logging to wandb: {error.filename}: {error.strerror}")
+            return None
         try:
             import wandb
 

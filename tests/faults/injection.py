@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -72,7 +71,7 @@ class Fuse:
 def install(fuse: Fuse) -> None:
     """Hook everything that a fuse can wait for."""
     from minimind.interop import huggingface
-    from minimind.training import evaluation, loop
+    from minimind.training import checkpoints, evaluation, loop, rescue
     from minimind.training.engine import Engine
     from minimind.training.metrics_file import MetricsFile
 
@@ -83,11 +82,14 @@ def install(fuse: Fuse) -> None:
     _around(fuse, Engine, "load", lambda *_: "load")
     _around(fuse, huggingface, "save_pretrained", lambda *_: "export")
     _around(fuse, os, "fsync", lambda *_: "fsync")
-    _around(fuse, os, "rename", lambda _, target: "publish" if "step-" in Path(target).name else "other")
+    _around(
+        fuse, os, "rename", lambda _, target: "publish" if Path(target).name.startswith("step-") else "other"
+    )
     _around(fuse, os, "replace", lambda _, target: Path(target).name)
     _around(fuse, MetricsFile, "append", lambda *_: "metrics", _half_a_line)
     _around(fuse, _torch(), "save", lambda *_: "file", _half_a_file)
-    _around(fuse, shutil, "rmtree", _removal, _one_file)
+    for owner in (checkpoints, rescue):
+        _around(fuse, owner, "delete", lambda *_: "delete", _one_file)
 
 
 def _start_clock(seconds: float) -> None:
@@ -132,10 +134,6 @@ def _around(
         return result
 
     setattr(owner, name, hooked)
-
-
-def _removal(path: Any) -> str:
-    return "delete" if Path(path).name.startswith("step-") else "other"
 
 
 def _half_a_line(original: Any, metrics_file: Any, record: dict[str, Any]) -> None:

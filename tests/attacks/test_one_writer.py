@@ -1,0 +1,159 @@
+"""No module writes, deletes or moves a file in another way than through minimind/durable.py: by the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import minimind
+
+ROOT = Path(minimind.__file__).parent
+HELPER = "durable.py"
+
+# Calls by name that write, delete or move, whatever they are called on.
+ALWAYS = {
+    "write_text", "write_bytes", "unlink", "rmdir", "rmtree", "rename", "renames", "remove_tree", "removedirs",
+    "copyfile", "copy2", "copytree", "touch", "symlink_to", "hardlink_to", "symlink", "link", "mknod", "mkfifo",
+    "tofile", "savetxt", "savez", "save_file", "savefig", "mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryFile",
+    "TemporaryDirectory", "SpooledTemporaryFile", "truncate", "FileHandler", "GGUFWriter", "open_memmap", "makedirs",
+    "mkdir", "chmod", "utime",
+}  # fmt: skip
+# Calls of a module's functions, which would be too common as names alone.
+QUALIFIED = {
+    "os.open",
+    "os.replace",
+    "os.remove",
+    "os.link",
+    "torch.save",
+    "np.save",
+    "shutil.copy",
+    "shutil.move",
+    "json.dump",
+}
+
+# What else there is, by file, and why it is no harm.
+ALLOWED = {
+    "data/fetch.py": {
+        "mkdir",  # the directory that a person named
+        "unlink",  # the download itself, which is damaged
+        "os.rename",  # the verified download, and another file out of its way
+        "truncate",  # of the open file
+    },
+    "data/tally.py": {"unlink", "mkdir"},  # what _require_rejects has looked at
+    "data/demo.py": {"unlink", "mkdir"},  # the stamp in the cache
+    "data/cache.py": {"truncate"},  # of the open lock
+    "data/prepare.py": {"mkdir"},
+    "data/rooms.py": {"mkdir", "chmod"},  # the cache's
+    "data/sources.py": {"mkdir", "NamedTemporaryFile"},  # the spool, in a private directory of a new name
+    "data/store.py": {
+        "mkdir",
+        "rename",
+    },  # a new directory, and it to its place: a link there makes that fail
+    "data/store_files.py": {"rmdir"},
+    "data/check.py": {"TemporaryDirectory"},
+    "data/texts.py": {"TemporaryDirectory"},
+    "data/tables.py": {"TemporaryFile"},
+    "tokenizer.py": {"mkdir"},
+    "commands.py": {"mkdir"},
+    "interop/huggingface.py": {
+        "mkdir",
+        "unlink",
+        "save_file",
+    },  # an export's config.json; into `replacing`'s file
+    "interop/gguf.py": {"GGUFWriter"},  # into `replacing`'s file
+    "interop/upstream.py": {"torch.save"},  # the same
+    "training/lr_report.py": {"savefig"},  # the same
+    "report_charts.py": {"savefig"},  # into memory
+    "training/snapshot.py": {"torch.save", "chmod"},  # into `create`'s file
+    "training/checkpoints.py": {"os.rename", "unlink", "mkdir"},  # names in checkpoints/, and the pointers
+    "training/run_directory.py": {"mkdir"},
+    "training/metrics_file.py": {"mkdir", "os.rename"},
+    "training/cpu_adam.py": {"unlink"},  # torch's own lock, empty and old
+}
+
+
+def called(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        owner = f"{function.value.id}." if isinstance(function.value, ast.Name) else ""
+        qualified = f"{owner}{function.attr}"
+        if qualified in QUALIFIED or (owner in ("os.", "shutil.") and function.attr in ALWAYS | {"rename"}):
+            return qualified
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def opens_for_writing(node: ast.Call) -> bool:
+    """``open(path, "w")``, ``path.open("ab")``, or with a mode that is not written out."""
+    if called(node) not in ("open", "fdopen"):
+        return False
+    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if isinstance(owner, ast.Name) and owner.id[:1].isupper():  # TokenStore.open
+        return False
+    place = 0 if isinstance(node.func, ast.Attribute) and node.func.attr == "open" else 1
+    modes = [*node.args[place : place + 1], *(k.value for k in node.keywords if k.arg == "mode")]
+    return any(not isinstance(m, ast.Constant) or set(str(m.value)) & set("wax+") for m in modes)
+
+
+def is_path_replace(node: ast.Call) -> bool:
+    """``path.replace(target)``; a string's has two arguments, a dataclass's only named ones."""
+    return (
+        isinstance(node.func, ast.Attribute)
+        and node.func.attr == "replace"
+        and len(node.args) == 1
+        and not node.keywords
+    )
+
+
+def writes(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = called(node)
+        if name in ALWAYS or name in QUALIFIED or name.partition(".")[2] in ALWAYS:
+            yield name, node.lineno
+        elif opens_for_writing(node):
+            yield "open", node.lineno
+        elif is_path_replace(node):
+            yield "replace", node.lineno
+
+
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != HELPER])
+def test_a_module_writes_through_the_helper(module: str) -> None:
+    allowed = ALLOWED.get(module, set())
+    found = [(name, line) for name, line in writes(ROOT / module) if name not in allowed]
+    assert not found, (
+        f"{module}: {found}: take write_durably, replacing, create, remove_files ... of {HELPER}"
+    )
+
+
+def test_the_list_holds_nothing_that_is_gone() -> None:
+    for module, allowed in ALLOWED.items():
+        assert {name for name, _ in writes(ROOT / module)} == allowed, module
+
+
+SEEN = [
+    "p.write_text('')", "p.open('w')", "open(p, 'ab')", "p.open(mode)", "open(p, mode='x')", "p.rename(q)",
+    "p.replace(q)", "shutil.rmtree(p)", "os.open(p, 1)", "os.replace(a, b)", "json.dump(a, b)", "np.save(p, a)",
+    "os.fdopen(d, 'r+b')", "shutil.move(a, b)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", SEEN)
+def test_the_search_sees(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(line)
+    assert list(writes(tmp_path / "a.py"))
+
+
+@pytest.mark.parametrize(
+    "line", ["p.open()", "p.open('rb')", "TokenStore.open(p)", "a.replace('b', 'c')", "open(p)"]
+)
+def test_the_search_does_not_mind(line: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(line)
+    assert not list(writes(tmp_path / "a.py"))
