@@ -5,7 +5,7 @@
 The real loop runs --steps steps with a checkpoint and an evaluation every --every of them; the functions that the loop
 calls for both are timed. With the medians of a step, a save and an evaluation, runs of other lengths are then gone
 through at the cadence that the trainer chooses by itself: the evaluations planned and the saves decided by its own code
-(minimind/training/cadence.py) on a clock that these medians move. Each evaluation is taken to be the best so far, which
+(minimind/training/run/cadence.py) on a clock that these medians move. Each evaluation is taken to be the best so far, which
 saves once more: the worst case. The held-out text is --held-out-kilobytes of JSON.
 """
 
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import options as shared
 from benchmarks.corpus import make_corpus
 from benchmarks.figures import machine, markdown, write_json
-from minimind.training.cadence import SHARE, SaveClock, evaluation_steps, usual_steps
+from minimind.training.run.cadence import SHARE, SaveClock, evaluation_steps, usual_steps
 
 
 @dataclass
@@ -112,8 +112,8 @@ def measure(job: Any, every: int) -> Costs:
     import torch
 
     from benchmarks import side_ours
-    from minimind.training import loop
-    from minimind.training.engine import start_processes
+    from minimind.training.engine.engine import start_processes
+    from minimind.training.run import loop
 
     torch.set_num_threads(job.threads)
     start_processes()

@@ -20,15 +20,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minimind.config import RunConfig, load_run_config
-from minimind.hardware import detect
-from minimind.tokenizer import train_tokenizer
-from minimind.training import setup
-from minimind.training.control import Control
-from minimind.training.deepspeed_config import resolve
-from minimind.training.engine import Engine, start_processes
-from minimind.training.saver import Saver
-from minimind.training.step import train_step
+from minimind.base.hardware import detect
+from minimind.config.deepspeed import resolve
+from minimind.config.run import RunConfig, load_run_config
+from minimind.text.tokenizer import train_tokenizer
+from minimind.training.checkpoint.writer import Saver
+from minimind.training.engine.engine import Engine, start_processes
+from minimind.training.engine.step import train_step
+from minimind.training.process.ranks import Control
+from minimind.training.run import setup
 
 VOCABULARY = 6400
 DS_CONFIG = Path(__file__).parents[1] / "ds_configs" / "bf16.json"

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minimind.data.cache import locked
-from minimind.data.prepare import prepare
-from minimind.data.rooms import default_cache, room
-from minimind.data.store import TokenStore
-from minimind.durable import subdirectory
-from minimind.errors import UserError
-from minimind.tokenizer import Tokenizer, train_tokenizer
+from minimind.base.errors import UserError
+from minimind.base.files import subdirectory
+from minimind.data.store.cache import locked
+from minimind.data.store.prepare import prepare
+from minimind.data.store.rooms import default_cache, room
+from minimind.data.store.store import TokenStore
+from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "pretrain"
 

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from statistics import median
 
-from minimind.data.batches import Batches
-from minimind.data.store import TokenStore
+from minimind.data.store.batches import Batches
+from minimind.data.store.store import TokenStore
 
 READER = """
 import sys
-from minimind.data.store import TokenStore
+from minimind.data.store.store import TokenStore
 store = TokenStore.open(sys.argv[1])
 print(int(store.tokens.sum(dtype="int64")), flush=True)
 sys.stdin.readline()
@@ -80,8 +80,8 @@ def feeding(path: Path, rows: int, row_length: int, rounds: int) -> None:
     """Print what one micro-batch costs to make and to train on."""
     import torch
 
-    from minimind.model import Transformer
-    from minimind.model_config import ModelConfig
+    from minimind.config.model import ModelConfig
+    from minimind.model.transformer import Transformer
 
     store = TokenStore.open(path)
     batches = Batches(store, row_length, rows, 1, 1, seed=0)

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.workers import Round
-from minimind.hardware import detect
+from minimind.base.hardware import detect
 
 
 def ratios(ours: Sequence[Round], theirs: Sequence[Round], cpu: bool = False) -> list[float]:

@@ -28,7 +28,7 @@ import torch
 from minimind.inference.generation import generate, generate_batch
 from minimind.inference.loading import build, default_dtype
 from minimind.interop.huggingface import load_pretrained, save_pretrained
-from minimind.model import PRESETS, ModelConfig, Transformer
+from minimind.model.transformer import PRESETS, ModelConfig, Transformer
 
 Answers = list[list[int]]
 

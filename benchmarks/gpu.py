@@ -10,7 +10,7 @@ turn. After each timed round the held-out loss is evaluated off the clock, which
 one would not fit, and a form that is not ready by half the budget or fails is named as such, with its error, never
 silently left out.
 
-MFU: minimind/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile mode.
+MFU: minimind/base/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile mode.
 The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, and on
 an H200 1.5 million tokens/s at 25% MFU. On a machine without a GPU it refuses, unless --cpu is given to try the script
 out: the figures then say nothing.
@@ -34,10 +34,10 @@ from benchmarks import options as shared
 from benchmarks.corpus import Corpus
 from benchmarks.figures import markdown, write_json
 from benchmarks.workers import Job, Round, Worker, WorkerError
-from minimind.errors import UserError
-from minimind.hardware import detect
-from minimind.model import ModelConfig, Transformer
-from minimind.peaks import mfu, peak_flops
+from minimind.base.errors import UserError
+from minimind.base.hardware import detect
+from minimind.base.peaks import mfu, peak_flops
+from minimind.model.transformer import ModelConfig, Transformer
 
 READY_SHARE = 0.5  # of the budget: until then a form must have done its warm-up
 SPEED_PROMISE, MEMORY_PROMISE = 1.8, 0.5  # fp16 against fp32

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from benchmarks.workers import Job
-from minimind.data.batches import Batches, SequentialBatches
-from minimind.data.store import TokenStore
+from minimind.data.store.batches import Batches, SequentialBatches
+from minimind.data.store.store import TokenStore
 from minimind.interop.huggingface import llama_config
-from minimind.model import ModelConfig, Transformer
-from minimind.training.evaluation import evaluate
+from minimind.model.transformer import ModelConfig, Transformer
+from minimind.training.run.evaluation import evaluate
 
 
 def model_config(job: Job) -> ModelConfig:

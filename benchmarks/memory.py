@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import options as shared
 from benchmarks.figures import machine, markdown, write_json
 from benchmarks.workers import Job, Worker
-from minimind.plan import RESERVE, parse_bytes
+from minimind.commands.plan import RESERVE, parse_bytes
 
 FORMS = {
     "ours": ("ours", {}),

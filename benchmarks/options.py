@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.corpus import DEFAULT_DATA, Corpus, make_corpus
 from benchmarks.workers import ROOT, Job, WorkerError
-from minimind.config import load_run_config
-from minimind.errors import UserError
-from minimind.hardware import detect
-from minimind.model import PRESETS
-from minimind.training.deepspeed_config import resolve
+from minimind.base.errors import UserError
+from minimind.base.hardware import detect
+from minimind.config.deepspeed import resolve
+from minimind.config.run import load_run_config
+from minimind.model.transformer import PRESETS
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

@@ -3,7 +3,7 @@
     python benchmarks/paper.py
 
 Assumptions are the constants below; docs/performance.md holds what this prints and says what they mean. The collectives
-of a step are those that tests/training/test_traffic.py counts on real ranks; a ring is assumed.
+of a step are those that tests/training/engine/test_traffic.py counts on real ranks; a ring is assumed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.figures import markdown
 from benchmarks.traffic import ring_bytes
-from minimind.model import ModelConfig, Transformer
-from minimind.peaks import peak_flops
+from minimind.base.peaks import peak_flops
+from minimind.model.transformer import ModelConfig, Transformer
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
 ACCUMULATION = 4

@@ -26,8 +26,8 @@ from statistics import median
 
 import numpy as np
 
-from minimind.data.prepare import default_workers, prepare
-from minimind.tokenizer import Tokenizer, train_tokenizer
+from minimind.data.store.prepare import default_workers, prepare
+from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
 VOCABULARY = 6400
 

@@ -26,16 +26,16 @@ from typing import Any
 
 import torch
 
-from minimind import model as model_module
-from minimind.config import RunConfig, load_run_config
-from minimind.data.batches import Batch, Batches
-from minimind.hardware import choose_config, detect
-from minimind.training import setup
-from minimind.training.control import Control
-from minimind.training.deepspeed_config import resolve
-from minimind.training.engine import Engine, start_processes
-from minimind.training.recorder import Progress, Recorder
-from minimind.training.step import train_step
+from minimind.base.hardware import choose_config, detect
+from minimind.config.deepspeed import resolve
+from minimind.config.run import RunConfig, load_run_config
+from minimind.data.store.batches import Batch, Batches
+from minimind.model import transformer as model_module
+from minimind.training.engine.engine import Engine, start_processes
+from minimind.training.engine.step import train_step
+from minimind.training.process.ranks import Control
+from minimind.training.record.recorder import Progress, Recorder
+from minimind.training.run import setup
 
 WARM_UP = 2
 PARTS = (

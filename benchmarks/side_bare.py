@@ -13,11 +13,11 @@ import torch
 from benchmarks.llama import held_out_of
 from benchmarks.memory_use import Peak
 from benchmarks.workers import Commands, Job
-from minimind.data.batches import Batch, Batches
-from minimind.data.store import TokenStore
-from minimind.model import ModelConfig, Transformer
-from minimind.training.optimizers import parameter_groups
-from minimind.training.schedule import Schedule
+from minimind.data.store.batches import Batch, Batches
+from minimind.data.store.store import TokenStore
+from minimind.model.transformer import ModelConfig, Transformer
+from minimind.training.engine.optimizers import parameter_groups
+from minimind.training.engine.schedule import Schedule
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PREPARED = 64  # steps whose rows are kept ready; then they are trained on again

@@ -17,7 +17,7 @@ import torch
 from benchmarks.llama import documents, documents_per_step, held_out, new_llama
 from benchmarks.memory_use import Peak
 from benchmarks.workers import Commands, Job
-from minimind.tokenizer import PAD_ID
+from minimind.text.tokenizer import PAD_ID
 
 IGNORE = -100
 
@@ -43,7 +43,7 @@ class Padder:
 def serve(job: Job, commands: Commands) -> None:
     """Answer the parent until it says quit."""
     if job.side == "hf_deepspeed":
-        from minimind.training.engine import start_processes
+        from minimind.training.engine.engine import start_processes
 
         start_processes()  # on a CPU: no kernel is compiled at start
     with tempfile.TemporaryDirectory() as directory:

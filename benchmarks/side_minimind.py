@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from benchmarks.llama import documents, documents_per_step, held_out, new_llama
 from benchmarks.memory_use import Peak
 from benchmarks.workers import Commands, Job
-from minimind.tokenizer import PAD_ID
+from minimind.text.tokenizer import PAD_ID
 
 LENGTH = 340
 LEARNING_RATE = 5e-4

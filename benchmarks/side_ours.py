@@ -1,4 +1,4 @@
-"""Our trainer, as it is: ``minimind.training.loop.train`` with engine, prefetching, recorder and metrics file.
+"""Our trainer, as it is: ``minimind.training.run.loop.train`` with engine, prefetching, recorder and metrics file.
 
 One ``train`` call serves all rounds: between them it waits for the parent, before a step. Only one thing differs from a
 run: no checkpoint is saved. What checkpoints cost is cadence.py's subject.
@@ -18,20 +18,20 @@ from typing import Any
 from benchmarks.memory_use import Peak
 from benchmarks.traffic import Traffic, counting
 from benchmarks.workers import Commands, Job
-from minimind.config import load_run_config
-from minimind.data.batches import SequentialBatches
-from minimind.data.store import TokenStore
-from minimind.hardware import detect
-from minimind.tokenizer import Tokenizer
-from minimind.training import loop, setup
-from minimind.training.control import Control
-from minimind.training.deepspeed_config import resolve
-from minimind.training.engine import start_processes
-from minimind.training.evaluation import evaluate
-from minimind.training.metrics import Metrics
-from minimind.training.recorder import Progress
-from minimind.training.saver import Saver
-from minimind.training.signals import StopRequest
+from minimind.base.hardware import detect
+from minimind.config.deepspeed import resolve
+from minimind.config.run import load_run_config
+from minimind.data.store.batches import SequentialBatches
+from minimind.data.store.store import TokenStore
+from minimind.text.tokenizer import Tokenizer
+from minimind.training.checkpoint.writer import Saver
+from minimind.training.engine.engine import start_processes
+from minimind.training.process.ranks import Control
+from minimind.training.process.signals import StopRequest
+from minimind.training.record.metrics import Metrics
+from minimind.training.record.recorder import Progress
+from minimind.training.run import loop, setup
+from minimind.training.run.evaluation import evaluate
 
 
 class Finished(Exception):

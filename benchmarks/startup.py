@@ -40,7 +40,7 @@ def child(arguments: list[str]) -> None:
     """The command itself, with its parts timed; prints them as one JSON line after the first step."""
     seconds = {"interpreter": (time.time() - float(os.environ[STARTED]), time.process_time())}
     start = now()
-    from minimind.training import loop, main, setup, summary
+    from minimind.training.run import loop, main, setup, summary
 
     add(seconds, "imports", start)
     modules = {"main": main, "setup": setup, "summary": summary, "loop": loop}
@@ -107,7 +107,7 @@ def help_seconds() -> Seconds:
 
 
 def default_options() -> list[str]:
-    from minimind.hardware import choose_config
+    from minimind.base.hardware import choose_config
 
     return ["--deepspeed_config", str(choose_config()[0])]
 

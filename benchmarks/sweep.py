@@ -28,8 +28,8 @@ from benchmarks import options as shared
 from benchmarks.corpus import make_corpus
 from benchmarks.figures import machine, markdown, spread, write_json
 from benchmarks.workers import FIRST_SEED, Job, Worker
-from minimind.config import load_run_config
-from minimind.errors import UserError
+from minimind.base.errors import UserError
+from minimind.config.run import load_run_config
 
 HELD_OUT_KILOBYTES = 64
 

@@ -29,7 +29,7 @@ from benchmarks import options as shared
 from benchmarks.corpus import Corpus, make_corpus
 from benchmarks.figures import machine, markdown, spread, write_json
 from benchmarks.workers import FIRST_SEED, Worker
-from minimind.hardware import detect
+from minimind.base.hardware import detect
 
 RECIPES = {
     "minimind": ("minimind", {}),

@@ -29,7 +29,7 @@ from benchmarks import options as shared
 from benchmarks.corpus import Corpus
 from benchmarks.figures import machine, markdown, ratios, spread, write_json
 from benchmarks.workers import Round, Worker, alternate
-from minimind.hardware import Hardware, choose_config, detect
+from minimind.base.hardware import Hardware, choose_config, detect
 
 SIDES = {
     "ours": "our trainer, DeepSpeed",

@@ -139,7 +139,7 @@ _PORTS: dict[int, str] = {}
 
 
 def _rank_environment(rank: int, ranks: int) -> dict[str, str]:
-    from minimind.launching import free_port
+    from minimind.base.launcher import free_port
 
     if rank == 0:
         _PORTS[0] = str(free_port())

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minimind.defaults import (
+from minimind.base.defaults import (
     CHAT_TEMPERATURE,
     CHAT_TOKENS,
     CHAT_TOP_P,
@@ -26,8 +26,8 @@ from minimind.defaults import (
     TEXT_TOP_P,
     VOCABULARY,
 )
-from minimind.display import complain, console, say, show_tracebacks
-from minimind.errors import UserError
+from minimind.base.display import complain, console, say, show_tracebacks
+from minimind.base.errors import UserError
 
 app = typer.Typer(
     name="minimind",
@@ -115,7 +115,7 @@ def demo(
     directory: Annotated[Path, typer.Option(help="where the corpus and both runs go")] = Path("runs/demo"),
 ) -> None:
     """From nothing to a chatting model on the built-in corpus, in minutes, on a CPU."""
-    from minimind.demo_run import run_demo
+    from minimind.commands.demo import run_demo
 
     _exit(run_demo(directory))
 
@@ -123,7 +123,7 @@ def demo(
 @app.command("demo-data")
 def demo_data(directory: Path, seed: Seed = 0) -> None:
     """Write the built-in corpus: pretrain.jsonl, sft.jsonl, eval.jsonl, sft_eval.jsonl, floor.json."""
-    from minimind.data.demo import write_demo
+    from minimind.corpus.corpus import write_demo
 
     write_demo(directory, seed=seed)
     say(directory)
@@ -143,7 +143,7 @@ def train_tokenizer(
     allow_special: AllowSpecial = False,
 ) -> None:
     """Train a tokenizer on the texts and conversations in FILE."""
-    from minimind.commands import train_tokenizer_on
+    from minimind.commands.models import train_tokenizer_on
 
     say(
         train_tokenizer_on(
@@ -182,9 +182,9 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """What is in FILE, and each bad line as file:line: reason. Exit code 1 if there is one."""
-    from minimind.data.check import check_files
-    from minimind.data.conversations import Fields
-    from minimind.tokenizer import Tokenizer
+    from minimind.data.check.check import check_files
+    from minimind.data.records.conversations import Fields
+    from minimind.text.tokenizer import Tokenizer
 
     fields = Fields.parse(format, text_field, mapping)
     loaded = Tokenizer.load(tokenizer) if tokenizer else None
@@ -215,8 +215,8 @@ def prepare(
     ] = None,
 ) -> None:
     """Tokenise FILE into a store that the launch scripts take as --train-file."""
-    from minimind.data import prepare as preparing
-    from minimind.tokenizer import Tokenizer
+    from minimind.data.store import prepare as preparing
+    from minimind.text.tokenizer import Tokenizer
 
     say(
         preparing.prepare(
@@ -238,7 +238,7 @@ def plan(
     overrides: Set = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Memory, steps and time of a run before it starts. Exit code 1 if it would not fit."""
-    from minimind.plan import run_plan
+    from minimind.commands.plan import run_plan
 
     _exit(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus))
 
@@ -260,7 +260,7 @@ def doctor(
     """Check versions, accelerator, compiler, disk, and a configuration. Exit code 1 if something is missing."""
     import shlex
 
-    from minimind.doctor import run_doctor
+    from minimind.commands.doctor import run_doctor
 
     _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir, shlex.split(launch)))
 
@@ -273,7 +273,7 @@ def launch(context: typer.Context) -> None:
     if context.args in ([], ["--help"], ["-h"]):  # words after a script are its own, --help too
         say(context.get_help())
         return
-    from minimind.supervisor import launch as supervise
+    from minimind.commands.launch import launch as supervise
 
     _exit(supervise(context.args))
 
@@ -297,7 +297,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Held-out loss, perplexity and bits per byte."""
-    from minimind.commands import evaluate_file
+    from minimind.commands.models import evaluate_file
 
     result = evaluate_file(
         model, file, kind.value if kind else None, max_seq_length, batch_size,
@@ -318,7 +318,7 @@ def generate(
     seed: Seed = 0,
 ) -> None:
     """Go on from a text, printed as it is made."""
-    from minimind.terminal import Sampling, continue_text
+    from minimind.inference.terminal import Sampling, continue_text
 
     continue_text(model, prompt, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
 
@@ -334,7 +334,7 @@ def chat(
     seed: Seed = 0,
 ) -> None:
     """Talk with a model: /reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
-    from minimind.terminal import Sampling, chat_loop
+    from minimind.inference.terminal import Sampling, chat_loop
 
     chat_loop(model, system, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
 
@@ -345,7 +345,7 @@ def samples(
     step: Annotated[int, typer.Option(min=1, help="optimizer step")],
 ) -> None:
     """Which lines of which files optimizer step N trained on."""
-    from minimind.commands import samples_of_step
+    from minimind.commands.models import samples_of_step
 
     for line in samples_of_step(run_dir, step):
         say(line)
@@ -382,7 +382,7 @@ def export(
     dtype: Annotated[Dtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
 ) -> None:
     """Write a model for other programs."""
-    from minimind.commands import export_model
+    from minimind.commands.models import export_model
 
     say(export_model(model, output, format.value, dtype.value if dtype else None))
 
@@ -393,7 +393,7 @@ def report(
     output: Annotated[Path | None, typer.Option(help="default: RUN/report.html")] = None,
 ) -> None:
     """One HTML page with the curves, findings and settings of a run, or of several side by side."""
-    from minimind.report import write_report
+    from minimind.commands.report import write_report
 
     say(write_report(runs, output))
 

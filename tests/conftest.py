@@ -62,6 +62,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         path.write_text(
             "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[kind]), encoding="utf-8"
         )
-    from minimind.tokenizer import train_tokenizer
+    from minimind.text.tokenizer import train_tokenizer
 
     return {**paths, "tokenizer": train_tokenizer(texts, directory / "tokenizer", 330)}

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from minimind.config import RunConfig, load_run_config
-from minimind.hardware import Hardware
-from minimind.launching import free_port
-from minimind.model import Transformer
-from minimind.training.saver import Saver
-from minimind.training.snapshot import HostCopy, Snapshot
+from minimind.base.hardware import Hardware
+from minimind.base.launcher import free_port
+from minimind.config.run import RunConfig, load_run_config
+from minimind.model.transformer import Transformer
+from minimind.training.checkpoint.snapshot import HostCopy, Snapshot
+from minimind.training.checkpoint.writer import Saver
 from tests.waiting import PATIENCE
 
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
@@ -161,7 +161,7 @@ def _rank(
     os.environ.update(MASTER_PORT=port, OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
     try:
-        from minimind.training.engine import start_processes
+        from minimind.training.engine.engine import start_processes
 
         start_processes(emulate_fp16=True)
         # pickled here: torch would share tensors by file descriptors of a process that is about to end

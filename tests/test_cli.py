@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minimind import cli
-from minimind.errors import UserError
+from minimind.base.errors import UserError
 
 COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)  # type: ignore[union-attr]
 
@@ -97,7 +97,7 @@ def test_an_unforeseen_error_is_one_line_too(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("line one\nline two")
 
-    monkeypatch.setattr("minimind.report.write_report", broken)
+    monkeypatch.setattr("minimind.commands.report.write_report", broken)
     assert run("report", "x") == 1
     assert capsys.readouterr().err.startswith("error: ZeroDivisionError: line one line two (a bug")
     with pytest.raises(ZeroDivisionError):
@@ -110,7 +110,7 @@ def test_ctrl_c_is_130_without_a_word(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("minimind.report.write_report", interrupted)
+    monkeypatch.setattr("minimind.commands.report.write_report", interrupted)
     assert run("report", "x") == 130
     assert capsys.readouterr().err == ""
 
@@ -242,7 +242,7 @@ def test_an_unknown_data_set_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_demo_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
-    monkeypatch.setattr("minimind.data.demo.write_demo", lambda directory, seed: seeds.append(seed))
+    monkeypatch.setattr("minimind.corpus.corpus.write_demo", lambda directory, seed: seeds.append(seed))
     assert run("demo-data", str(tmp_path), "--seed", "3") == 0
     assert seeds == [3]
 
@@ -260,7 +260,9 @@ def test_train_tokenizer_and_evaluate_read_files_as_told(
     assert "learned from 150 of 151 records" in capsys.readouterr().err
 
     seen: dict[str, object] = {}
-    monkeypatch.setattr("minimind.commands.evaluate_file", lambda *_, **reading: seen.update(reading) or {})
+    monkeypatch.setattr(
+        "minimind.commands.models.evaluate_file", lambda *_, **reading: seen.update(reading) or {}
+    )
     more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special")
     assert run("evaluate", "model", "--file", file, "--encoding", "gb18030", *more) == 0
     assert seen == {"skip_bad": True, "max_bad_ratio": 0.5, "format": "text", "text_field": None, "mapping": None,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from minimind.launching import deepspeed_command
-from minimind.training.arguments import parse
-from minimind.training.main import run
-from minimind.training.metrics import read_metrics
+from minimind.base.launcher import deepspeed_command
+from minimind.training.record.metrics import read_metrics
+from minimind.training.run.arguments import parse
+from minimind.training.run.main import run
 from tests.support import DS_CONFIGS, run_ranks
 from tests.waiting import PATIENCE, wait_for
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from minimind.processor import onednn_packs
+from minimind.base.processor import onednn_packs
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 SWITCHES = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-RUN = "tests/training/test_main.py::test_every_shipped_json_runs_and_resumes_bitwise"
+RUN = "tests/training/run/test_main.py::test_every_shipped_json_runs_and_resumes_bitwise"
 CHOSEN = [
     *(
         f"tests/test_{name}.py"

@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from minimind.cli import app
-from minimind.config import load_run_config
-from minimind.training.arguments import parse
+from minimind.config.run import load_run_config
+from minimind.training.run.arguments import parse
 
 ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
@@ -60,7 +60,7 @@ def parsed_launch(words: list[str]) -> Namespace:
     script = Path(launcher.user_script)
     assert (ROOT / script).is_file() and script.parent == Path("launch"), words
     if script.stem == "lr_sweep":
-        from minimind.training import lr_options
+        from minimind.training.sweep import options as lr_options
 
         return lr_options.parse(launcher.user_args)
     kind: Any = script.stem

@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minimind.durable import append_to, free_name, open_inside, sha256_of
-from minimind.errors import UserError
-from minimind.secrets import mask_text
+from minimind.base.errors import UserError
+from minimind.base.files import append_to, free_name, open_inside, sha256_of
+from minimind.base.secrets import mask_text
 
 DATASETS: Mapping[str, str] = {
     "pretrain_hq": "pretrain_hq.jsonl",

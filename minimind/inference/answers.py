@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minimind.inference.generation import generate
-from minimind.model import Transformer
-from minimind.terminal import Sampling
-from minimind.tokenizer import Tokenizer
+from minimind.inference.terminal import Sampling
+from minimind.model.transformer import Transformer
+from minimind.text.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length"]
 

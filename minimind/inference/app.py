@@ -21,12 +21,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from minimind.chat import Turn, prompt_ids
-from minimind.defaults import CHAT_TOKENS, TEXT_TOKENS
+from minimind.base.defaults import CHAT_TOKENS, TEXT_TOKENS
 from minimind.inference.answers import Question, Speaker
 from minimind.inference.front import HERE, MAX_BODY, Front, Hosts
 from minimind.inference.openai_schema import ApiError, ChatRequest, CompletionRequest, Reply, describe, usage
 from minimind.inference.openai_schema import Request as AnyRequest
+from minimind.text.chat import Turn, prompt_ids
 
 PAGE = Path(__file__).with_name("chat_page.html")
 # The page loads nothing and talks to this server only; a browser enforces it.

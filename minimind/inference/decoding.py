@@ -32,10 +32,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimind import attention
-from minimind.model import KVCache, Layer, RMSNorm, Transformer
-from minimind.ops import cpu_has_fast, rope_tables, rotate, swiglu
-from minimind.processor import fbgemm_holds_half, linear_pointwise, onednn_packs, reorder
+from minimind.base.processor import fbgemm_holds_half, linear_pointwise, onednn_packs, reorder
+from minimind.model import attention
+from minimind.model.ops import cpu_has_fast, rope_tables, rotate, swiglu
+from minimind.model.transformer import KVCache, Layer, RMSNorm, Transformer
 
 PAYS_FROM = 32  # new tokens
 ROWS = 16  # what the weights are laid out for

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minimind.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
-from minimind.errors import UserError
+from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
+from minimind.base.errors import UserError
 from minimind.inference.decoding import decode_step
 from minimind.inference.loading import load_model
 from minimind.inference.prompts import read_prompts
-from minimind.model import Transformer
+from minimind.model.transformer import Transformer
 
 __all__ = ["Sampler", "generate", "generate_batch", "load_model"]
 

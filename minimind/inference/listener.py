@@ -25,7 +25,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from minimind.display import shown
+from minimind.base.display import shown
 
 HEADER_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 5  # uvicorn's, between two requests

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minimind.defaults import FINAL, MODEL_STATES, RUN_CONFIG
-from minimind.durable import directory_inside, path_inside, read_inside
-from minimind.errors import UserError
+from minimind.base.defaults import FINAL, MODEL_STATES, RUN_CONFIG
+from minimind.base.errors import UserError
+from minimind.base.files import directory_inside, path_inside, read_inside
 from minimind.interop import huggingface, upstream
 from minimind.interop.huggingface import CONFIG
-from minimind.model import ModelConfig, Transformer
-from minimind.tokenizer import FILE_NAME, Tokenizer
+from minimind.model.transformer import ModelConfig, Transformer
+from minimind.text.tokenizer import FILE_NAME, Tokenizer
 
 CHECKPOINT = re.compile(r"checkpoints/step-\d{8,}")  # what a run's `latest` names
 State = dict[str, Tensor]
@@ -147,7 +147,7 @@ def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
         raise UserError(
             f"{path}: a checkpoint needs its run's config.yaml above it; keep it inside the run directory"
         )
-    from minimind.config import load_run_config
+    from minimind.config.run import load_run_config
 
     try:
         config, file = path_inside(run_dir, RUN_CONFIG), path_inside(path, name)

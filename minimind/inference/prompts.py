@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minimind import attention
-from minimind.model import KVCache, Transformer
-from minimind.ops import linear
+from minimind.model import attention
+from minimind.model.ops import linear
+from minimind.model.transformer import KVCache, Transformer
 
 
 def read_prompts(

@@ -14,8 +14,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minimind.display import complain, say
-from minimind.errors import UserError
+from minimind.base.display import complain, say
+from minimind.base.errors import UserError
 
 if TYPE_CHECKING:
     from minimind.inference.listener import Server

@@ -25,11 +25,11 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-from minimind.chat import JINJA
-from minimind.durable import replacing
-from minimind.errors import UserError
-from minimind.model_config import ModelConfig
-from minimind.tokenizer import Tokenizer
+from minimind.base.errors import UserError
+from minimind.base.files import replacing
+from minimind.config.model import ModelConfig
+from minimind.text.chat import JINJA
+from minimind.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np

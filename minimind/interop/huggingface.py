@@ -25,12 +25,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minimind.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
-from minimind.durable import path_inside, read_inside, replacing, write_bytes_durably
-from minimind.errors import UserError
+from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
+from minimind.base.errors import UserError
+from minimind.base.files import path_inside, read_inside, replacing, write_bytes_durably
+from minimind.config.model import ModelConfig
 from minimind.interop.tokenizer_files import tokenizer_files
-from minimind.model_config import ModelConfig
-from minimind.tokenizer import BOS_ID, EOS_ID, FILE_NAME, PAD_ID, Tokenizer
+from minimind.text.tokenizer import BOS_ID, EOS_ID, FILE_NAME, PAD_ID, Tokenizer
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 MAKER = "minimind-deepspeed"  # in the weights' header, where transformers looks for "format" only

@@ -24,8 +24,8 @@ from typing import Any
 
 import sentencepiece
 
-from minimind.chat import JINJA
-from minimind.tokenizer import Tokenizer
+from minimind.text.chat import JINJA
+from minimind.text.tokenizer import Tokenizer
 
 _SPACE = "\u2581"
 

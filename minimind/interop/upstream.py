@@ -26,9 +26,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from minimind.durable import replacing
-from minimind.errors import UserError
-from minimind.model_config import ModelConfig
+from minimind.base.errors import UserError
+from minimind.base.files import replacing
+from minimind.config.model import ModelConfig
 
 State = dict[str, Tensor]
 _HEADS = {

@@ -12,19 +12,19 @@ import torch
 from minimind.training.cpu_adam import STALE_SECONDS, announce_build
 
 from minimind import cli
-from minimind.data.demo import write_demo
-from minimind.data.prepare import prepare
-from minimind.data.store import StoreWriter, TokenStore, _building_prefix
-from minimind.data.tally import Tally
-from minimind.durable import remove_files
-from minimind.errors import UserError
+from minimind.base.errors import UserError
+from minimind.base.files import remove_files
+from minimind.commands.report import write_report
+from minimind.config.model import ModelConfig
+from minimind.corpus.corpus import write_demo
+from minimind.data.records.rejects import Tally
+from minimind.data.store.prepare import prepare
+from minimind.data.store.store import StoreWriter, TokenStore, _building_prefix
 from minimind.interop.huggingface import save_pretrained
-from minimind.model import Transformer
-from minimind.model_config import ModelConfig
-from minimind.report import write_report
-from minimind.tokenizer import Tokenizer
-from minimind.training.checkpoints import all_checkpoints, clean_up, problem, remove_debris
-from minimind.training.metrics_file import MetricsFile, to_line
+from minimind.model.transformer import Transformer
+from minimind.text.tokenizer import Tokenizer
+from minimind.training.checkpoint.directory import all_checkpoints, clean_up, problem, remove_debris
+from minimind.training.record.file import MetricsFile, to_line
 from tests.attacks.traps import SECRET, Victim
 from tests.support import fake_saver, save_steps
 
@@ -236,7 +236,7 @@ def test_metrics_of_an_earlier_run_are_renamed_and_a_link_with_them(tmp_path: Pa
 
 def test_a_second_name_of_a_file_is_not_written_to(tmp_path: Path, victim: Victim) -> None:
     """A hard link is no link to be seen: what would be appended to must have one name."""
-    from minimind.durable import append_to, lock_file
+    from minimind.base.files import append_to, lock_file
 
     for opened, name in ((append_to, "a"), (lock_file, "b")):
         (tmp_path / name).hardlink_to(victim.file)
@@ -300,7 +300,7 @@ def test_a_device_is_not_replaced(place: str, tmp_path: Path) -> None:
 def test_the_demo_deletes_nothing(
     tmp_path: Path, victim: Victim, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from minimind import demo_run
+    from minimind.commands import demo as demo_run
 
     monkeypatch.setattr(demo_run, "_prepare", lambda directory: (directory / "data", directory / "tokenizer"))
     monkeypatch.setattr(demo_run, "_run", lambda command, run_dir: 7)

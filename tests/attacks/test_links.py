@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from minimind import cli
-from minimind.data.prepare import prepare
-from minimind.data.store import TokenStore
-from minimind.errors import UserError
+from minimind.base.errors import UserError
+from minimind.config.model import ModelConfig
+from minimind.data.store.prepare import prepare
+from minimind.data.store.store import TokenStore
 from minimind.interop.huggingface import save_pretrained
-from minimind.model import Transformer
-from minimind.model_config import ModelConfig
-from minimind.tokenizer import Tokenizer
-from minimind.training.metrics_file import to_line
+from minimind.model.transformer import Transformer
+from minimind.text.tokenizer import Tokenizer
+from minimind.training.record.file import to_line
 from tests.attacks.traps import Victim
 
 MODEL_FILES = (
@@ -331,8 +331,8 @@ def test_links_in_the_rooms_of_the_cache(
 def test_fetch_writes_through_no_link(
     victim: Victim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from minimind.base.files import append_to, sha256_of
     from minimind.data import fetch
-    from minimind.durable import append_to, sha256_of
 
     def download(file: str, partial: Path) -> None:
         with append_to(partial) as target:

@@ -1,4 +1,4 @@
-"""No module writes, deletes or moves a file in another way than through minimind/durable.py: by the syntax trees."""
+"""No module writes, deletes or moves a file in another way than through minimind/base/files.py: by the syntax trees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import minimind
 
 ROOT = Path(minimind.__file__).parent
-HELPER = "durable.py"
+HELPER = "base/files.py"
 
 # Calls by name that write, delete or move, whatever they are called on.
 ALWAYS = {
@@ -66,7 +66,7 @@ ALLOWED = {
     "interop/gguf.py": {"GGUFWriter"},  # into `replacing`'s file
     "interop/upstream.py": {"torch.save"},  # the same
     "training/lr_report.py": {"savefig"},  # the same
-    "report_charts.py": {"savefig"},  # into memory
+    "base/charts.py": {"savefig"},  # into memory
     "training/snapshot.py": {"torch.save", "chmod"},  # into `create`'s file
     "training/checkpoints.py": {"os.rename", "unlink", "mkdir"},  # names in checkpoints/, and the pointers
     "training/run_directory.py": {"mkdir"},

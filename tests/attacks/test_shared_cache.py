@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minimind.data import rooms, store_files
-from minimind.data.demo import kept_demo, kept_demo_tokenizer
-from minimind.data.prepare import prepare
-from minimind.data.store import StoreWriter, TokenStore
-from minimind.errors import UserError
-from minimind.tokenizer import Tokenizer
+from minimind.base.errors import UserError
+from minimind.corpus.corpus import kept_demo, kept_demo_tokenizer
+from minimind.data.store import files as store_files
+from minimind.data.store import rooms
+from minimind.data.store.prepare import prepare
+from minimind.data.store.store import StoreWriter, TokenStore
+from minimind.text.tokenizer import Tokenizer
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 SOMEBODY = 12345
@@ -219,7 +220,7 @@ def test_a_crafted_manifest_is_damaged(change: dict[str, object], tmp_path: Path
 def test_the_built_in_corpus_is_made_again_where_it_was_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minimind.data import demo
+    from minimind.corpus import corpus as demo
 
     original, written = demo.write_demo, []
 

@@ -19,8 +19,8 @@ from benchmarks.side_huggingface import Padder
 from benchmarks.side_minimind import LENGTH, MiniMindLoop, learning_rate, padded
 from benchmarks.time_to_loss import Course, race
 from benchmarks.workers import Job, Round, Worker, WorkerError, alternate
-from minimind.hardware import Hardware
-from minimind.tokenizer import PAD_ID
+from minimind.base.hardware import Hardware
+from minimind.text.tokenizer import PAD_ID
 from tests.support import DS_CONFIGS
 
 

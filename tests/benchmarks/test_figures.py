@@ -14,8 +14,8 @@ from benchmarks import corpus as corpus_module
 from benchmarks.corpus import make_corpus
 from benchmarks.figures import markdown, ratios, spread, write_json
 from benchmarks.workers import Round
-from minimind.data.store import TokenStore
-from minimind.errors import UserError
+from minimind.base.errors import UserError
+from minimind.data.store.store import TokenStore
 
 
 def test_ratios_pair_the_rounds() -> None:

@@ -9,9 +9,9 @@ import pytest
 from benchmarks import gpu
 from benchmarks.gpu import FORMS, Budget, Form, Result
 from benchmarks.workers import Round, WorkerError
-from minimind.errors import UserError
-from minimind.model import ModelConfig, Transformer
-from minimind.peaks import mfu, peak_flops
+from minimind.base.errors import UserError
+from minimind.base.peaks import mfu, peak_flops
+from minimind.model.transformer import ModelConfig, Transformer
 
 
 class FakeWorker:
@@ -128,7 +128,7 @@ def test_unknown_forms_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_a_gpu_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minimind.hardware import Hardware
+    from minimind.base.hardware import Hardware
 
     monkeypatch.setattr(gpu, "detect", lambda: Hardware("cpu", False, True))
     with pytest.raises(UserError, match="no CUDA GPU"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import paper
-from minimind.model import ModelConfig, Transformer
+from minimind.model.transformer import ModelConfig, Transformer
 
 PARAMETERS = 25_829_888
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"

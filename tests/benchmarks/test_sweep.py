@@ -12,7 +12,7 @@ import pytest
 from benchmarks import sweep
 from benchmarks.corpus import Corpus
 from benchmarks.sweep import RECIPES, Recipe, Trial
-from minimind.errors import UserError
+from minimind.base.errors import UserError
 
 SHIPPED = {
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999]}},

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from minimind.tokenizer import Tokenizer, train_tokenizer
+from minimind.text.tokenizer import Tokenizer, train_tokenizer
 from tests.support import WORDS
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from minimind.base.errors import UserError
 from minimind.data import fetch as module
 from minimind.data.fetch import fetch
-from minimind.errors import UserError
 from tests.waiting import PATIENCE, wait_for
 
 LIBRARIES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minimind.launching import free_port
+from minimind.base.launcher import free_port
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ class ForkServer:
 def serve() -> None:
     """The server's side: one order a line on stdin, one list of exit codes a line on stdout."""
     # All that a run imports, and what DeepSpeed and torch.optim import when the first engine is built.
-    for name in ("minimind.training.main", "minimind.interop.huggingface", *LATE):
+    for name in ("minimind.training.run.main", "minimind.interop.huggingface", *LATE):
         importlib.import_module(name)
 
     for line in sys.stdin:
@@ -91,7 +91,7 @@ def _fork(rank: int, order: dict[str, Any]) -> int:
 
 def _run(rank: int, order: dict[str, Any]) -> int:
     """As ``launch/pretrain.py`` would, with output to the log and a fault on the way."""
-    from minimind.training.main import main
+    from minimind.training.run.main import main
     from tests.faults.injection import Fuse, install, record_samples
 
     file = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

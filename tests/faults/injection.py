@@ -71,9 +71,10 @@ class Fuse:
 def install(fuse: Fuse) -> None:
     """Hook everything that a fuse can wait for."""
     from minimind.interop import huggingface
-    from minimind.training import checkpoints, evaluation, loop, rescue
-    from minimind.training.engine import Engine
-    from minimind.training.metrics_file import MetricsFile
+    from minimind.training.checkpoint import directory as checkpoints
+    from minimind.training.engine.engine import Engine
+    from minimind.training.record.file import MetricsFile
+    from minimind.training.run import evaluation, loop, rescue
 
     if fuse.point == "clock":
         _start_clock(fuse.count / 1000)
@@ -94,7 +95,7 @@ def install(fuse: Fuse) -> None:
 
 def _start_clock(seconds: float) -> None:
     """Kill that long after the first step has begun; before it, it could leave the lock of torch's C++ cache behind."""
-    from minimind.training import loop
+    from minimind.training.run import loop
 
     step, timer = loop.train_step, threading.Timer(seconds, kill_now)
     timer.daemon = True
@@ -137,7 +138,7 @@ def _around(
 
 
 def _half_a_line(original: Any, metrics_file: Any, record: dict[str, Any]) -> None:
-    from minimind.training.metrics_file import to_line
+    from minimind.training.record.file import to_line
 
     line = to_line(record)
     metrics_file._file.write(line[: len(line) // 2])
@@ -160,8 +161,8 @@ def _one_file(original: Any, path: Any, *arguments: Any, **options: Any) -> None
 
 def record_samples(path: Path) -> None:
     """Append the packed rows of each step to ``path``, once the step is done."""
-    from minimind.training import loop
-    from minimind.training.recorder import Recorder
+    from minimind.training.record.recorder import Recorder
+    from minimind.training.run import loop
 
     step, add = loop.train_step, Recorder.add
     seen: list[tuple[int, ...]] = []

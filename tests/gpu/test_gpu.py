@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from minimind import attention
-from minimind.attention_cuda import AMPERE, varlen_kernel, varlen_runs
-from minimind.hardware import detect
+from minimind.base.hardware import detect
 from minimind.inference.generation import generate
-from minimind.model import ModelConfig, Transformer
-from minimind.training.metrics import read_metrics
+from minimind.model import attention
+from minimind.model.cuda import AMPERE, varlen_kernel, varlen_runs
+from minimind.model.transformer import ModelConfig, Transformer
+from minimind.training.record.metrics import read_metrics
 from tests.support import DS_CONFIGS
 from tests.waiting import PATIENCE
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from minimind.model import ModelConfig, Transformer
-from minimind.tokenizer import Tokenizer, train_tokenizer
+from minimind.model.transformer import ModelConfig, Transformer
+from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from tests.inference.serving import Running

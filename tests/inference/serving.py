@@ -13,7 +13,7 @@ import httpx
 from minimind.inference.app import make_app
 from minimind.inference.listener import make_server
 from minimind.inference.server import listen
-from minimind.tokenizer import Tokenizer
+from minimind.text.tokenizer import Tokenizer
 from tests.waiting import PATIENCE
 
 POSITIONS = 100

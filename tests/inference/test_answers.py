@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from minimind.inference import answers
 from minimind.inference.answers import Piece, Question, Speaker, StopText, pieces
-from minimind.model import Transformer
-from minimind.terminal import Sampling
-from minimind.tokenizer import Tokenizer
+from minimind.inference.terminal import Sampling
+from minimind.model.transformer import Transformer
+from minimind.text.tokenizer import Tokenizer
 
 pytest.importorskip("fastapi")
 

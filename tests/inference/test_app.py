@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from minimind.chat import Turn, prompt_ids
 from minimind.inference import answers, generation
 from minimind.inference.answers import Speaker
 from minimind.inference.generation import generate
-from minimind.model import Transformer
-from minimind.tokenizer import Tokenizer
+from minimind.model.transformer import Transformer
+from minimind.text.chat import Turn, prompt_ids
+from minimind.text.tokenizer import Tokenizer
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from minimind.base.processor import fbgemm_holds_half, onednn_packs
 from minimind.inference import decoding
 from minimind.inference.decoding import (
     PAYS_FROM,
@@ -20,8 +21,7 @@ from minimind.inference.decoding import (
     product,
 )
 from minimind.inference.generation import generate
-from minimind.model import KVCache, ModelConfig, RMSNorm, Transformer
-from minimind.processor import fbgemm_holds_half, onednn_packs
+from minimind.model.transformer import KVCache, ModelConfig, RMSNorm, Transformer
 
 CONFIG = ModelConfig.preset(
     "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8,

@@ -17,8 +17,8 @@ httpx = pytest.importorskip("httpx")
 from minimind.inference import answers, front  # noqa: E402
 from minimind.inference.answers import Speaker  # noqa: E402
 from minimind.inference.front import LOCAL, MAX_BODY, MAX_VALUES, Front, Hosts  # noqa: E402
-from minimind.model import Transformer  # noqa: E402
-from minimind.tokenizer import Tokenizer  # noqa: E402
+from minimind.model.transformer import Transformer  # noqa: E402
+from minimind.text.tokenizer import Tokenizer  # noqa: E402
 from tests.inference.serving import CHAT, COMPLETIONS, HELLO, Running, Speech  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
 

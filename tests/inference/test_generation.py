@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from minimind.errors import UserError
+from minimind.base.errors import UserError
 from minimind.inference.generation import Sampler, generate, generate_batch, load_model
 from minimind.interop.huggingface import save_pretrained
-from minimind.model import KVCache, ModelConfig, Transformer
-from minimind.tokenizer import Tokenizer
+from minimind.model.transformer import KVCache, ModelConfig, Transformer
+from minimind.text.tokenizer import Tokenizer
 
 CONFIG = ModelConfig.preset(
     "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8,

@@ -22,8 +22,8 @@ from minimind.inference import listener  # noqa: E402
 from minimind.inference.answers import Speaker  # noqa: E402
 from minimind.inference.listener import LOG_LINES, LOG_SECONDS, FewLines, make_server  # noqa: E402
 from minimind.inference.server import listen  # noqa: E402
-from minimind.model import Transformer  # noqa: E402
-from minimind.tokenizer import Tokenizer  # noqa: E402
+from minimind.model.transformer import Transformer  # noqa: E402
+from minimind.text.tokenizer import Tokenizer  # noqa: E402
 from tests.inference.serving import CHAT, Running  # noqa: E402
 from tests.waiting import PATIENCE  # noqa: E402
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from minimind.errors import UserError
+from minimind.base.errors import UserError
 from minimind.inference.loading import MODEL_STATES, load_model
 from minimind.interop.huggingface import save_pretrained
 from minimind.interop.upstream import save_pth
-from minimind.model import ModelConfig, Transformer
-from minimind.tokenizer import Tokenizer, train_tokenizer
+from minimind.model.transformer import ModelConfig, Transformer
+from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
 TEXTS = [f"the {a} {b} ran to {c}\n你好，世界{a}{c}" for a in range(9) for b in "xyz" for c in "pqrs"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minimind.inference import answers
-from minimind.tokenizer import Tokenizer
+from minimind.text.tokenizer import Tokenizer
 
 pytest.importorskip("fastapi")
 

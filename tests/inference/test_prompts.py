@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minimind.inference.prompts import PackedPrompts, read_prompts
-from minimind.model import ModelConfig, Transformer
+from minimind.model.transformer import ModelConfig, Transformer
 
 CONFIG = ModelConfig.preset(
     "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8, initializer_range=0.3

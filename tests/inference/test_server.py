@@ -12,8 +12,8 @@ import pytest
 from minimind import cli
 from minimind.inference.server import listen, model_name
 from minimind.interop.huggingface import save_pretrained
-from minimind.model import Transformer
-from minimind.tokenizer import Tokenizer
+from minimind.model.transformer import Transformer
+from minimind.text.tokenizer import Tokenizer
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from minimind.chat import JINJA, Turn, as_text, prompt_ids
-from minimind.errors import UserError
+from minimind.base.errors import UserError
 from minimind.inference.generation import generate
 from minimind.interop.gguf import gguf_name, save_gguf
-from minimind.model import ModelConfig, Transformer
-from minimind.tokenizer import Tokenizer, train_tokenizer
+from minimind.model.transformer import ModelConfig, Transformer
+from minimind.text.chat import JINJA, Turn, as_text, prompt_ids
+from minimind.text.tokenizer import Tokenizer, train_tokenizer
 from tests.waiting import PATIENCE
 
 gguf = pytest.importorskip("gguf")

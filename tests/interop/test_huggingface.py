@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from minimind.chat import Turn, as_text, prompt_ids, render
-from minimind.errors import UserError
+from minimind.base.errors import UserError
 from minimind.interop.huggingface import llama_config, load_pretrained, read_config, save_pretrained
-from minimind.model import ModelConfig, Transformer
-from minimind.tokenizer import Tokenizer, train_tokenizer
+from minimind.model.transformer import ModelConfig, Transformer
+from minimind.text.chat import Turn, as_text, prompt_ids, render
+from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
 transformers = pytest.importorskip("transformers")
 

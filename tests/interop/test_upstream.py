@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimind.errors import UserError
+from minimind.base.errors import UserError
 from minimind.interop.upstream import check_exportable, load_pth, save_pth
-from minimind.model import ModelConfig, Transformer
+from minimind.model.transformer import ModelConfig, Transformer
 
 CONFIG = ModelConfig(
     vocab_size=50,

@@ -34,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
     (root / "tests" / "training").mkdir(parents=True)
     (root / "minimind" / "training" / "step.py").write_text("def double(x):\n    return x * 2\n")
     (root / "tests" / "training" / "test_step.py").write_text(
-        "from minimind.training.step import double\n\ndef test_it():\n    assert double(3) == 6\n"
+        "from minimind.training.engine.step import double\n\ndef test_it():\n    assert double(3) == 6\n"
     )
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
     return root
@@ -102,15 +102,15 @@ def test_a_fault_that_the_tests_see_is_caught_and_the_verdicts_are_kept(
         patch.setattr("tools.mutants.SPARE", 10.0)
         verdicts = list(run(mutants, ledger, [copy], lambda m: key_of(m, checkout)))
     assert sorted(verdict.outcome for verdict in verdicts) == ["caught", "caught", "survived", "timeout"]
-    assert (checkout / "minimind/training/step.py").read_text() == "def double(x):\n    return x * 2\n"
+    assert (checkout / "minimind/training/engine/step.py").read_text() == "def double(x):\n    return x * 2\n"
     again = Ledger(tmp_path / "verdicts.jsonl")
     assert list(run(mutants, again, [], lambda m: key_of(m, checkout))) == []
-    (checkout / "tests/training/test_step.py").write_text("new tests")
+    (checkout / "tests/training/engine/test_step.py").write_text("new tests")
     assert not {key_of(m, checkout) for m in mutants} & set(again.verdicts)
 
 
 def test_tests_that_fail_by_themselves_judge_nothing(checkout: Path, tmp_path: Path) -> None:
-    (checkout / "tests/training/test_step.py").write_text("def test_it():\n    assert False\n")
+    (checkout / "tests/training/engine/test_step.py").write_text("def test_it():\n    assert False\n")
     with pytest.raises(RuntimeError, match="fail without any mutation"):
         Copy(checkout, tmp_path / "copy").judge(mutant(""), "key")
 

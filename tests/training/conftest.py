@@ -7,6 +7,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def one_rank() -> None:
-    from minimind.training.engine import start_processes
+    from minimind.training.engine.engine import start_processes
 
     start_processes(emulate_fp16=True)

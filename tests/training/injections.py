@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from minimind.model import Transformer
-from minimind.training.engine import Engine
+from minimind.model.transformer import Transformer
+from minimind.training.engine.engine import Engine
 
 POISON = "☃"  # its bytes occur in one text only
 SICK_FROM = 8  # steps applied before the overflow sets in
@@ -82,7 +82,7 @@ def dynamic_only(engine: Engine) -> bool:
 
 def main(words: list[str]) -> None:
     """``NAME TOKEN -- the options of launch/pretrain.py``."""
-    from minimind.training.main import main as train
+    from minimind.training.run.main import main as train
 
     name, token, separator, *options = [word for word in words if not word.startswith("--local_rank")]
     assert separator == "--"

@@ -1,0 +1,72 @@
+"""Every default and name that more than one module needs, once. Plain values, without any import of weight.
+
+Command line, YAML and JSON read their defaults here (tests/base/test_defaults.py ties the shipped JSONs to them). A constant
+that one module owns and others use stays in that module.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+# What can be chosen by name in the YAML
+Kind = Literal["pretrain", "sft"]
+ScheduleKind = Literal["cosine", "wsd", "linear", "constant"]
+AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
+
+# Data
+ROW_LENGTH = 512  # max_seq_length
+MAX_BAD_RATIO = 0.01  # with --skip-bad
+VOCABULARY = 6400
+IGNORE = -100  # a label that carries no loss
+
+# Peak learning rates by optimizer, as in the shipped JSONs. AdamW's: paired seeds in docs/LOG.md.
+LEARNING_RATES = MappingProxyType(
+    {"AdamW": 2e-3, "Adam": 2e-3, "AdamW8bit": 2e-3, "Lion": 2e-4, "Muon": 3e-3},
+)
+# Fine-tuning starts from weights that are good already; MiniMind's practice is a tenth of its own 1e-3.
+SFT_LEARNING_RATES = MappingProxyType(
+    {"AdamW": 1e-4, "Adam": 1e-4, "AdamW8bit": 1e-4, "Lion": 1e-5, "Muon": 3e-4},
+)
+MUON_LEARNING_RATES = MappingProxyType({"pretrain": 0.02, "sft": 2e-3})  # muon_lr, of the matrices
+# What else an "auto" in the JSON means when neither the YAML nor the command line sets it
+ENGINE = MappingProxyType(
+    {
+        "weight_decay": 0.01,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+        "max_grad_norm": 1.0,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+    }
+)
+LION_BETAS = (0.9, 0.99)
+# DeepSpeed's own, for parameters that are absent from a JSON's optimizer; its weight decay is FusedAdam's
+DEEPSPEED_LR, DEEPSPEED_EPS, DEEPSPEED_WEIGHT_DECAY = 1e-3, 1e-8, 0.0
+DEEPSPEED_WARMUP_STEPS = 1000  # of its Warmup* schedulers
+
+FIXED_LOSS_SCALE = 1024.0  # of fp16_fixed_scale.json, and of the recovery ladder's rung
+
+# Generation: texts are continued, questions answered
+TEXT_TOKENS, TEXT_TEMPERATURE, TEXT_TOP_P = 200, 0.8, 0.95
+CHAT_TOKENS, CHAT_TEMPERATURE, CHAT_TOP_P = 400, 0.7, 0.9
+
+# What a run directory holds
+OUTPUT_DIRECTORY = Path("runs/run")
+CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
+RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"
+RECOVERY, POST_MORTEM = "recovery.json", "post_mortem.json"
+MODEL_STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's file with the module's weights, one for all ranks
+
+
+def learning_rate(kind: str, optimizer: str) -> float:
+    """The peak rate of ``optimizer`` (its type as in ``OptimizerSpec``) for "pretrain" or "sft"."""
+    return (SFT_LEARNING_RATES if kind == "sft" else LEARNING_RATES)[optimizer]
+
+
+def loss_chunk(device_type: str, vocab_size: int) -> int:
+    """Tokens whose fp32 logits exist at once: about 16 MB of them on a CPU (stays in cache), 256 MB on a GPU."""
+    budget = 2**22 if device_type == "cpu" else 2**26
+    return max(64, budget // vocab_size)

@@ -1,0 +1,1 @@
+"""What each console command does."""

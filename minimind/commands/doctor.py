@@ -1,0 +1,235 @@
+"""``minimind doctor``: is this machine ready, and would this config start? Nothing is changed and nothing is
+built.
+
+A check is a small function that returns what it saw; only ``run_doctor`` prints. "bad" stops a run, "note" does
+not.
+Weakness: it looks at this machine only; the other nodes of a multi-node run need their own doctor.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from minimind.base.display import say
+from minimind.base.errors import UserError
+from minimind.base.hardware import Hardware, choose_config, detect, purpose_of
+from minimind.base.launcher import port_problem
+from minimind.commands.launcher import words as launch_words
+from minimind.config.deepspeed import Resolved, resolve
+from minimind.config.run import RunConfig, load_run_config
+from minimind.training.engine import build_lock, builds
+from minimind.training.engine.deepspeed_fixes import version_problem
+from minimind.training.run.requirements import compiler_problem, lacks, remarks
+
+REQUIRED = (
+    "torch",
+    "deepspeed",
+    "sentencepiece",
+    "numpy",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "typer",
+    "rich",
+    "matplotlib",
+)
+OPTIONAL = {
+    "wandb": "report_to: wandb",
+    "bitsandbytes": "AdamW8bit (ds_configs/adamw8bit.json)",
+    "transformers": "checking an export against Hugging Face",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report; ``advice`` says what to do unless all is well."""
+
+    name: str
+    status: Literal["ok", "note", "bad"]
+    seen: str
+    advice: str = ""
+
+
+def check_python() -> Check:
+    """Python 3.10 or newer."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 10):  # noqa: UP036 (the check is for people who run it on an old one)
+        return Check("python", "bad", version, "use Python 3.10 or newer")
+    return Check("python", "ok", f"{version} at {sys.executable}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_packages() -> list[Check]:
+    """Required and optional packages and their versions; DeepSpeed's must be the proven one."""
+    versions = {name: _version(name) for name in REQUIRED}
+    missing = [name for name, version in versions.items() if version is None]
+    checks = [
+        Check(
+            "packages",
+            "bad",
+            f"missing: {', '.join(missing)}",
+            "run `make`, or pip install -e . -c constraints.txt",
+        )
+        if missing
+        else Check(
+            "packages",
+            "ok",
+            ", ".join(f"{name} {versions[name]}" for name in ("torch", "numpy", "sentencepiece")),
+        )
+    ]
+    if (deepspeed := versions["deepspeed"]) is not None:
+        problem = version_problem(deepspeed)
+        checks.append(Check("deepspeed", "bad" if problem else "ok", deepspeed, problem or ""))
+    for name, purpose in OPTIONAL.items():
+        if _version(name) is None:
+            checks.append(Check(name, "note", "not installed", f"needed only for {purpose}"))
+    return checks
+
+
+def check_launcher() -> Check:
+    """The deepspeed launcher of this environment, and no other one before it on PATH."""
+    ours, first = Path(sys.executable).parent / "deepspeed", shutil.which("deepspeed")
+    if not ours.exists():
+        return Check(
+            "launcher",
+            "bad",
+            "no deepspeed command beside python",
+            "pip install deepspeed in this environment",
+        )
+    if first is None:
+        return Check(
+            "launcher", "note", f"{ours} (not on PATH)", f"activate the environment: . {ours.parent}/activate"
+        )
+    if Path(first).resolve() != ours.resolve():
+        return Check(
+            "launcher", "note", f"`deepspeed` means {first}", f"it is another environment's; use {ours}"
+        )
+    return Check("launcher", "ok", str(ours))
+
+
+def check_hardware(hardware: Hardware, config: Path | None = None) -> list[Check]:
+    """The device, and the JSON that suits it, of the same purpose as ``config``."""
+    path, reason = choose_config(hardware, purpose_of(str(config)) if config else "")
+    return [Check("device", "ok", hardware.describe()), Check("suits it", "ok", f"{path}: {reason}")]
+
+
+def check_launch(words: Sequence[str]) -> list[Check]:
+    """What `minimind launch WORDS` would refuse, by the same code, and the port that a bare `deepspeed` takes."""
+    try:
+        options = launch_words.read_words([*words, __file__])  # in a script's place: one that is there
+        active = launch_words.check(options)
+    except UserError as error:
+        return [Check("launch", "bad", str(error))]
+    checks = [
+        Check("launch", "ok", f"ranks on {', '.join(f'{h}: {len(slots)}' for h, slots in active.items())}")
+    ]
+    default = launch_words.DEFAULT_PORT
+    if options.master_port is None and (problem := port_problem(default)):
+        advice = "`minimind launch` takes a free port by itself"
+        checks.append(Check("port", "note", f"{problem} (`deepspeed` takes {default})", advice))
+    return checks
+
+
+def check_compiler() -> Check:
+    """DeepSpeedCPUAdam (offload) is compiled at first use; nothing else in this project needs a compiler."""
+    if problem := compiler_problem():
+        return Check("compiler", "note", problem[0], f"needed only for *_offload.json: {problem[1]}")
+    return Check("compiler", "ok", str(shutil.which(os.environ.get("CXX", "c++"))))
+
+
+def check_build_locks() -> list[Check]:
+    """A build that was killed leaves a lock (build_lock.py). A run that needs the op removes or waits for it."""
+    states = [(lock, verdict) for lock in builds.all_locks() if (verdict := build_lock.judge(lock))]
+    return [_build_lock(*state) for state in states] or [Check("build locks", "ok", "none")]
+
+
+def _build_lock(lock: Path, verdict: build_lock.Verdict) -> Check:
+    if verdict.state == "held":
+        return Check("build locks", "ok", f"{verdict.who} is compiling {lock.parent.name} ({lock})")
+    if verdict.state == "dead":
+        advice = f"a run that needs it removes it; any other software would wait for ever: rm {lock}"
+        return Check("build locks", "note", f"stale, no process holds it: {lock}", advice)
+    return Check("build locks", "note", f"{lock}: {verdict.who}", builds.advice(lock))
+
+
+def check_disk(directory: Path, need: int = 2**31) -> Check:
+    """Room for checkpoints: a 26M checkpoint takes about 0.4 GB."""
+    existing = next(path for path in [directory, *directory.parents] if path.exists())
+    free = shutil.disk_usage(existing).free
+    seen = f"{free / 2**30:.1f} GiB free for {directory}"
+    if free < need:
+        return Check("disk", "bad", seen, "free some space, or set output_dir: checkpoints need about 2 GiB")
+    return Check("disk", "ok", seen)
+
+
+def check_resolved(resolved: Resolved, run: RunConfig, hardware: Hardware) -> list[Check]:
+    """What a valid config needs from this machine, as the run itself asks."""
+    missing = [Check(lack.what, "bad", lack.reason, lack.advice) for lack in lacks(resolved, run, hardware)]
+    found = [*resolved.findings, *remarks(resolved, hardware)]
+    return missing + [Check(finding.code, "note", finding.message, finding.advice) for finding in found]
+
+
+def check_config(
+    path: Path, config: Path | None, overrides: Sequence[str], world_size: int, hardware: Hardware
+) -> list[Check]:
+    """The config as a run would resolve it: its problems, or the batch explained and its findings."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such DeepSpeed config")
+    try:
+        run = load_run_config(config, overrides)
+        resolved = resolve(path, run, world_size, hardware, run.emulate_fp16)
+    except UserError as error:
+        lines = [line.removeprefix("  - ") for line in str(error).split("\n")]
+        return [Check("config", "bad", line) for line in (lines[1:] or lines)]
+    offload = ", optimizer in CPU memory" if resolved.offload else ""
+    kind = f"{resolved.precision}, ZeRO stage {resolved.stage}{offload}, {resolved.optimizer.type}"
+    checks = [
+        Check("config", "ok", f"{path}: {kind}, clipping {resolved.gradient_clipping:g}"),
+        Check("batch", "ok", resolved.explain_batch(run.max_seq_length)),
+    ]
+    return checks + check_resolved(resolved, run, hardware)
+
+
+def _ranks(num_gpus: int) -> list[str]:
+    return ["--num_gpus", str(num_gpus)] if num_gpus > 1 else []
+
+
+def run_doctor(
+    deepspeed_config: Path | None = None,
+    config: Path | None = None,
+    overrides: Sequence[str] = (),
+    num_gpus: int = 1,
+    output_dir: Path = Path("runs"),
+    words: Sequence[str] = (),
+    show: Callable[[str], None] = say,
+) -> int:
+    """Print every check; returns 1 if one is bad, else 0. ``words``: options of the launcher to check, too.
+
+    Raises UserError if the config file does not exist.
+    """
+    checks = [check_python(), *check_packages(), check_launcher()]
+    if all(check.status != "bad" for check in checks):  # without torch there is nothing to detect
+        hardware = detect()
+        checks += [*check_hardware(hardware, deepspeed_config), *check_launch(words or _ranks(num_gpus))]
+        checks += [check_compiler(), *check_build_locks(), check_disk(output_dir)]
+        if deepspeed_config is not None:
+            checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware)
+    for check in checks:
+        advice = f"; {check.advice}" if check.advice else ""
+        show(f"{check.status:<5}{check.name:<18}{check.seen}{advice}")
+    bad = sum(check.status == "bad" for check in checks)
+    show(f"{bad} problem{'s' if bad != 1 else ''}" if bad else "ready")
+    return 1 if bad else 0

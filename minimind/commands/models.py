@@ -1,0 +1,186 @@
+"""What the small commands do: the parts of the package put together. Nothing is printed here but notes on stderr."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minimind.base.defaults import MAX_BAD_RATIO
+from minimind.base.errors import UserError
+from minimind.base.files import read_named, write_bytes_durably
+
+if TYPE_CHECKING:
+    from minimind.data.records.conversations import Kind
+    from minimind.interop.gguf import Dtype
+
+
+def train_tokenizer_on(
+    files: Sequence[Path],
+    output: Path,
+    vocab_size: int,
+    *,
+    skip_bad: bool = False,
+    max_bad_ratio: float = MAX_BAD_RATIO,
+    format: str | None = None,
+    text_field: str | None = None,
+    mapping: str | None = None,
+    encoding: str | None = None,
+    allow_special: bool = False,
+) -> Path:
+    """Train a tokenizer on all text in `files`; the path of the model. Bad records as in `prepare`.
+
+    Says on stderr how many records were used, and left out into OUTPUT.rejected.jsonl.
+    """
+    from minimind.data.records.conversations import Fields
+    from minimind.data.records.rejects import Tally
+    from minimind.data.records.texts import read_texts
+    from minimind.data.store.prepare import say_on_stderr
+    from minimind.text.tokenizer import train_tokenizer
+
+    fields = Fields.parse(format, text_field, mapping)
+    tally = Tally(skip_bad, max_bad_ratio, output.with_name(output.name + ".rejected.jsonl"))
+    try:
+        made = train_tokenizer(read_texts(files, tally, fields, encoding, allow_special), output, vocab_size)
+    except OSError as error:
+        raise UserError(f"{tally.quarantine}: can't be written: {error.strerror or error}") from error
+    total = tally.total
+    say_on_stderr(f"learned from {total.used:,} of {total.records:,} records")
+    if total.rejected:
+        say_on_stderr(f"  {total.rejected:,} bad records left out, see {tally.quarantine}")
+    return made
+
+
+def evaluate_file(
+    path: Path,
+    files: Sequence[Path],
+    kind: Kind | None,
+    max_seq_length: int,
+    batch_size: int,
+    **reading: Any,
+) -> dict[str, Any]:
+    """Loss (nats per trainable token), perplexity and bits per byte of the model at `path` on `files`.
+
+    `kind` None goes by the first record; `reading`: what `prepare` takes to read files. Raises UserError for a missing
+    model or a bad file.
+    """
+    import torch
+
+    from minimind.data.store.batches import SequentialBatches
+    from minimind.data.store.prepare import prepare
+    from minimind.data.store.store import TokenStore
+    from minimind.inference.generation import load_model
+    from minimind.training.record.metrics import perplexity
+    from minimind.training.run.evaluation import evaluate
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, tokenizer = load_model(path, str(device))
+    store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length, **reading))
+    batches = SequentialBatches(store, max_seq_length, batch_size, rank=0, world_size=1)
+    result = evaluate(model, batches, device, 0, store.num_bytes if store.kind == "pretrain" else None)
+    return {
+        "loss": round(result.loss, 6),
+        "perplexity": round(perplexity(result.loss), 4),
+        "bits_per_byte": "n/a" if result.bits_per_byte is None else round(result.bits_per_byte, 6),
+        "tokens": result.num_tokens,
+    }
+
+
+def export_hf(path: Path, output: Path) -> Path:
+    """Write the model at `path` in Hugging Face layout; returns the directory. Raises UserError if there is none."""
+    from minimind.inference.generation import load_model
+    from minimind.interop.huggingface import save_pretrained
+
+    model, tokenizer = load_model(path, "cpu")
+    save_pretrained(model.state_dict(), model.config, tokenizer, output)
+    return output
+
+
+def export_model(path: Path, output: Path, format: str, dtype: Dtype | None) -> Path:
+    """Write the model at `path` as `format` (hf, pth or gguf); what was written: a directory for hf, else a file.
+
+    `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of a gguf's weights, f16 if
+    None. Raises UserError for a path without a model, and for what the format can't hold.
+    """
+    if dtype is not None and format != "gguf":
+        raise UserError(
+            f"--dtype is for --format gguf: {format} has the model's own" if format == "hf"
+            else "--dtype is for --format gguf: MiniMind's .pth is f16"
+        )  # fmt: skip
+    if format == "hf":
+        return export_hf(path, output)
+    file = output if output.suffix == f".{format}" else output / f"model.{format}"
+    return export_pth(path, file) if format == "pth" else export_gguf(path, file, dtype or "f16")
+
+
+def export_pth(path: Path, file: Path) -> Path:
+    """Write MiniMind's own weight file, and beside it the tokenizer, which loading it here needs."""
+    from minimind.inference.generation import load_model
+    from minimind.interop.upstream import check_exportable, save_pth
+    from minimind.text.tokenizer import FILE_NAME
+
+    model, tokenizer = load_model(path, "cpu")
+    check_exportable(model.state_dict(), model.config, path)
+    beside = _directory_of(file) / FILE_NAME
+    if os.path.lexists(beside) and read_named(beside) != tokenizer.model_bytes:
+        raise UserError(f"{beside}: another tokenizer is there already: give another --output")
+    save_pth(model.state_dict(), model.config, file)
+    write_bytes_durably(beside, tokenizer.model_bytes)
+    return file
+
+
+def export_gguf(path: Path, file: Path, dtype: Dtype) -> Path:
+    """Write a GGUF file for llama.cpp."""
+    from minimind.inference.generation import load_model
+    from minimind.inference.server import model_name
+    from minimind.interop.gguf import save_gguf
+
+    model, tokenizer = load_model(path, "cpu")
+    _directory_of(file)
+    save_gguf(model.state_dict(), model.config, tokenizer, file, dtype, model_name(path))
+    return file
+
+
+def _directory_of(file: Path) -> Path:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{file.parent}: can't be made: {error.strerror}") from error
+    return file.parent
+
+
+def samples_of_step(run_dir: Path, step: int) -> list[str]:
+    """The `file:line` of each document that optimizer step `step` (1-based) of a run trained on, sorted.
+
+    Computed again from the run's own record in metrics.jsonl: store, seed and rows a step decide the order of data.
+    Raises UserError for a directory that holds no such record, and when the store is gone.
+    """
+    from minimind.commands.report import load_run
+    from minimind.data.store.batches import Batches
+    from minimind.data.store.mixture import Part
+    from minimind.data.store.store import TokenStore
+    from minimind.training.health.ladder import data_step, read_rollbacks
+
+    about = load_run(run_dir).about
+    if about.get("store") is None or about.get("seed") is None:
+        raise UserError(f"{run_dir}: metrics.jsonl does not say which store and seed the run used")
+    if not Path(about["store"]).is_dir():
+        raise UserError(f"{about['store']}: the store is gone: prepare the same files again")
+    if step > about["total_steps"]:
+        raise UserError(f"{run_dir}: the run has {about['total_steps']} steps, not {step}")
+    store = TokenStore.open(Path(about["store"]))
+    # How the rows are split over ranks and micro-batches does not matter: a step's rows are one slice of the epoch.
+    rows = about["micro_batch_size"] * about["accumulation"] * about["world_size"]
+    batches = Batches(
+        store,
+        row_length=about["row_length"],
+        micro_batch_size=rows,
+        accumulation=1,
+        world_size=1,
+        seed=about["seed"],
+        parts=[Part(part["path"], part["weight"], part["files"]) for part in about.get("sources") or []],
+    )
+    rollbacks = read_rollbacks(run_dir, about["total_steps"])
+    documents = {document for document, _, _ in batches.documents(data_step(step - 1, rollbacks))}
+    return [f"{name}:{line}" for name, line in sorted(store.source(document) for document in documents)]

@@ -1,0 +1,251 @@
+"""Before a run: memory by rank, steps and time (``minimind plan``).
+
+Memory is counted (``memory.py``), optimizer states are measured on one layer, speed is measured on this
+machine. What is neither counted nor measured is "n/a": steps without a prepared store, time on other hardware
+or on several ranks.
+Weakness: one GiB is set aside, by guess, for the CUDA context, the libraries and fragmentation.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from minimind.base.command_lines import typed
+from minimind.base.display import say
+from minimind.base.errors import UserError
+from minimind.base.hardware import Hardware, detect
+from minimind.config.deepspeed import OptimizerSpec, Resolved, resolve
+from minimind.config.memory import ANY_GPU, Memory, body_parameters, estimate_memory
+from minimind.config.model import ModelConfig
+from minimind.config.run import RunConfig, load_run_config
+
+RESERVE = 2**30
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def measure_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
+    """The same, measured: one update of a one-layer model, its state tensors counted, scaled to all layers."""
+    import torch
+
+    from minimind.model.transformer import Transformer
+    from minimind.training.engine.optimizers import build_optimizer, is_body_matrix
+
+    small = Transformer(model.model_copy(update={"num_hidden_layers": 1}))
+    built = build_optimizer(small, optimizer.type, optimizer.params)
+    body = {id(p) for name, p in small.named_parameters() if is_body_matrix(name, p)}
+    for parameter in small.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    built.step()
+    counts, sizes = [0, 0], [0, 0]
+    for parameter in small.parameters():
+        kind = 0 if id(parameter) in body else 1
+        counts[kind] += parameter.numel()
+        tensors = [value for value in built.state[parameter].values() if isinstance(value, torch.Tensor)]
+        sizes[kind] += sum(t.numel() * t.element_size() for t in tensors if t.dim() > 0)
+    part = body_parameters(model) / model.num_parameters()
+    return sizes[0] / counts[0] * part + sizes[1] / counts[1] * (1 - part)
+
+
+MEASURE_SECONDS, MEASURE_ROUNDS = 2.0, 20
+
+
+def measure_tokens_per_second(
+    run: RunConfig, resolved: Resolved, hardware: Hardware, budget: float = MEASURE_SECONDS
+) -> float:
+    """Forward and backward of one micro-batch (one row on a CPU) in the run's precision; no optimizer, no data.
+
+    ``budget``: no further repetition after so many seconds; there are two at least.
+    """
+    import torch
+
+    from minimind.model.transformer import Transformer
+
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    device = torch.device(hardware.device_type)
+    model = Transformer(run.model).to(device=device, dtype=dtypes[resolved.precision])
+    rows = resolved.micro_batch_size if device.type == "cuda" else 1
+    ids = torch.randint(run.model.vocab_size, (rows, run.max_seq_length), device=device)
+    positions = torch.arange(run.max_seq_length, device=device).expand_as(ids)
+    seconds: list[float] = []
+    # The best of several: a busy machine can only make one slower. Small models give many in the same time.
+    while len(seconds) < 2 or (sum(seconds) < budget and len(seconds) < MEASURE_ROUNDS):
+        start = time.perf_counter()
+        loss: torch.Tensor = model(ids, ids, positions, torch.zeros_like(ids))
+        loss.backward()
+        if device.type == "cuda":  # gpu
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return ids.numel() / min(seconds[1:])
+
+
+def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
+    """Exact if the one training file is a prepared store, else None: raw files must be tokenised to know."""
+    from minimind.data.store.batches import Batches
+    from minimind.data.store.store import MANIFEST, TokenStore
+
+    files = run.train_paths
+    if len(files) != 1 or run.train_weights or not (files[0] / MANIFEST).is_file():
+        return None
+    store = TokenStore.open(files[0])
+    batches = Batches(
+        store,
+        row_length=run.max_seq_length,
+        micro_batch_size=resolved.micro_batch_size,
+        accumulation=resolved.accumulation,
+        world_size=resolved.world_size,
+        seed=run.seed,
+    )
+    return batches.steps_per_epoch
+
+
+def parse_bytes(text: str) -> int:
+    """``24GiB``, ``24G``, ``24576MiB`` -> bytes; raises UserError for anything else."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]?i?)b?\s*", text.lower())
+    try:
+        return int(float(match[1]) * _UNITS[match[2]]) if match else int(text)
+    except (ValueError, KeyError):
+        raise UserError(f'--device-memory "{text}": expected a size like 24GiB') from None
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.1f} MiB"
+
+
+def largest_micro_batch(
+    run: RunConfig, resolved: Resolved, memory: int, state_bytes: float, hardware: Hardware = ANY_GPU
+) -> int:
+    """The largest micro-batch whose peak, with the reserve, stays within ``memory``; 0 if not even one row
+    does.
+    """
+
+    def fits(rows: int) -> bool:
+        return estimate_memory(run, resolved, rows, state_bytes, hardware).peak + RESERVE <= memory
+
+    low, high = 0, 1
+    while high < 2**20 and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _memory_lines(
+    memory: Memory, resolved: Resolved, state_bytes: float, count: int
+) -> list[tuple[str, str]]:
+    place = " (in CPU memory)" if resolved.offload else ""
+    total = f"{_size(memory.weights)} weights"
+    if memory.masters or resolved.offload:
+        total += f" + {_size(4 * count / resolved.world_size)} fp32 masters{place}"
+    optimizer = memory.optimizer or state_bytes * count / resolved.world_size
+    return [
+        ("model states", f"{total} + {_size(optimizer)} {resolved.optimizer.type} states{place}"),
+        ("optimizer state", f"{state_bytes:.2f} bytes a parameter (measured on one layer)"),
+        ("gradients", f"{_size(memory.gradients)}, buckets {_size(memory.buckets)}"),
+        ("activations", f"{_size(memory.activations)} + {_size(memory.logits)} loss chunk (estimated)"),
+        (
+            "peak by rank",
+            f"{_size(memory.peak)} on the device" + (f", {_size(memory.host)} CPU" if memory.host else ""),
+        ),
+    ]
+
+
+def offload_line(run: RunConfig, resolved: Resolved, state_bytes: float, on_cpu: bool) -> str:
+    """What optimizer offload saves and what it costs, whether it is on or not."""
+    count = run.model.num_parameters()
+    saved = (8 + state_bytes) * count / resolved.world_size
+    if on_cpu:
+        return "saves nothing on a CPU: device memory and CPU memory are the same"
+    if resolved.optimizer.type not in ("AdamW", "Adam"):
+        return f"n/a: {resolved.optimizer.type} has no form that runs on the CPU"
+    moved = 4 * count / resolved.world_size  # half gradients down, half weights up
+    word = "saves" if resolved.offload else "would save"
+    return (
+        f"{word} up to {_size(saved)} of device memory; costs {_size(moved)} over PCIe each step (at least "
+        f"{moved / 25e9 * 1e3:.1f} ms at 25 GB/s) and an update on the CPU's cores"
+    )
+
+
+def _prepare_command(run: RunConfig) -> str:
+    """The command that prepares the run's files; how to, if it names none."""
+    if not run.train_file or run.tokenizer is None:
+        return "minimind prepare --help"
+    store = run.output_dir.with_name(f"{run.output_dir.name}-store")
+    return typed("minimind", "prepare", *run.train_paths, "--tokenizer", run.tokenizer, "--output", store)
+
+
+def _time_lines(run: RunConfig, resolved: Resolved, speed: float | None) -> list[tuple[str, str]]:
+    tokens = resolved.train_batch_size * run.max_seq_length
+    epoch = steps_per_epoch(run, resolved)
+    total = run.max_steps or (math.ceil(run.num_train_epochs * epoch) if epoch else None)
+    rate = (
+        f"{speed:,.0f} tokens/s (forward and backward, measured here)"
+        if speed
+        else "n/a (measured on one local device)"
+    )
+    seconds = f"{total * tokens / speed / 60:,.1f} minutes" if speed and total else "n/a"
+    reason = "" if epoch else f" (prepare the data first: {_prepare_command(run)})"
+    return [
+        ("steps an epoch", f"{epoch:,}" if epoch else f"n/a{reason}"),
+        ("steps", f"{total:,}" if total else "n/a"),
+        ("speed", rate),
+        ("time", seconds),
+    ]
+
+
+def run_plan(
+    deepspeed_config: Path,
+    config: Path | None = None,
+    overrides: Sequence[str] = (),
+    device_memory: str | None = None,
+    num_gpus: int = 1,
+) -> int:
+    """Print the plan of a run. Returns 0 if it fits, 1 if not. Raises UserError for a wrong config."""
+    run = load_run_config(config, overrides)
+    here = detect()
+    # A size given by hand means another machine: a GPU that has every precision
+    hardware = (
+        here if device_memory is None else Hardware("cuda", True, True, "device", parse_bytes(device_memory))
+    )
+    resolved = resolve(deepspeed_config, run, num_gpus, hardware, run.emulate_fp16)
+    state_bytes = measure_state_bytes(resolved.optimizer, run.model)
+    memory = estimate_memory(run, resolved, state_bytes=state_bytes, hardware=hardware)
+    speed = (
+        measure_tokens_per_second(run, resolved, here) if device_memory is None and num_gpus == 1 else None
+    )
+    count = run.model.num_parameters()
+    lines = [
+        ("model", f"{count:,} parameters"),
+        (
+            "config",
+            f"{resolved.source}: {resolved.precision}, ZeRO stage {resolved.stage}, {num_gpus} rank(s)",
+        ),
+        ("batch", resolved.explain_batch(run.max_seq_length)),
+        *_memory_lines(memory, resolved, state_bytes, count),
+        ("offload", offload_line(run, resolved, state_bytes, hardware.device_type == "cpu")),
+        *_time_lines(run, resolved, speed),
+    ]
+    for finding in resolved.findings:
+        lines.append((finding.code, f"{finding.message}: {finding.advice}"))
+    fits, verdict = _verdict(run, resolved, memory, hardware, state_bytes)
+    for label, text in [*lines, ("verdict", verdict)]:
+        say(f"{label:<18}{text}")
+    return 0 if fits else 1
+
+
+def _verdict(
+    run: RunConfig, resolved: Resolved, memory: Memory, hardware: Hardware, state_bytes: float
+) -> tuple[bool, str]:
+    if hardware.memory is None:
+        return True, "n/a: the device's memory is unknown; give --device-memory"
+    rows = largest_micro_batch(run, resolved, hardware.memory, state_bytes, hardware)
+    need = memory.peak + RESERVE + (memory.host if hardware.device_type == "cpu" else 0)
+    room = f"{_size(need)} of {_size(hardware.memory)} (with 1 GiB set aside)"
+    if need <= hardware.memory:
+        return True, f"fits: {room}; the largest micro-batch is about {rows}"
+    hint = f"use a micro-batch of {rows} or less" if rows else "use a smaller model or a larger device"
+    return False, f"does not fit: {room}; {hint}, or gradient_checkpointing: true"

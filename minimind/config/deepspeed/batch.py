@@ -1,0 +1,106 @@
+"""The batch triple: ``train_batch_size = micro x accumulation x world``, solved from whatever the JSON and the
+YAML give.
+
+DeepSpeed solves it with floor divisions and then asserts with derived numbers; here the three sources are
+compared first and what does not divide is explained with the nearest values that do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minimind.config.deepspeed.agreement import settle
+from minimind.config.deepspeed.lint import AUTO, Draft
+from minimind.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows per rank and micro-batch, micro-batches per optimizer step, and which value decided."""
+
+    micro: int
+    accumulation: int
+    reason: str
+
+
+_YAML_NAMES = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
+
+
+def solve_batch(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str, float]) -> Batch | None:
+    """The solved triple, or None with the reason among the draft's problems."""
+    before = len(draft.problems)
+    total = _from_json(draft, "train_batch_size")
+    micro, micro_from = _given(draft, run, "train_micro_batch_size_per_gpu")
+    accumulation, accumulation_from = _given(draft, run, "gradient_accumulation_steps")
+    if len(draft.problems) > before:
+        return None
+    if total is None:
+        micro_value = micro or int(fallback["per_device_train_batch_size"])
+        accumulation_value = accumulation or int(fallback["gradient_accumulation_steps"])
+        unset = [
+            name for name, value in (("micro-batch", micro), ("accumulation", accumulation)) if value is None
+        ]
+        reason = (
+            f"{' and '.join(unset)} by default" if unset else f"from {micro_from} and {accumulation_from}"
+        )
+        return Batch(micro_value, accumulation_value, reason)
+    if micro and accumulation:
+        said = " and ".join(dict.fromkeys((micro_from, accumulation_from)))
+        return _check_product(draft, total, micro, accumulation, world, f"as {said} say")
+    if micro:
+        return _divide(draft, total, micro, world, "micro-batch", "accumulation")
+    solved = _divide(draft, total, accumulation or 1, world, "accumulation", "micro-batch")
+    return solved and Batch(solved.accumulation, accumulation or 1, solved.reason)
+
+
+def _from_json(draft: Draft, key: str) -> int | None:
+    value = draft.get(key)
+    if value is None or value == AUTO:
+        return None
+    if value <= 0:
+        draft.problem(key, f"{value} must be positive")
+    return int(value)
+
+
+def _given(draft: Draft, run: RunConfig, key: str) -> tuple[int | None, str]:
+    """The value of ``key`` from the JSON or its YAML counterpart; both and different is a problem."""
+    name = _YAML_NAMES[key]
+    ours, value = _from_json(draft, key), settle(draft, run, key, name)
+    return value, "the JSON" if ours is not None and value == ours else run.place(name)
+
+
+def _check_product(
+    draft: Draft, total: int, micro: int, accumulation: int, world: int, reason: str
+) -> Batch | None:
+    product = micro * accumulation * world
+    if product == total:
+        return Batch(micro, accumulation, reason)
+    fitting = (
+        f"; with train_batch_size {total} accumulation would be {total // (micro * world)}"
+        if total % (micro * world) == 0
+        else ""
+    )
+    draft.problem(
+        "train_batch_size",
+        f"{total} is not micro-batch {micro} x accumulation {accumulation} x {world} rank(s) = "
+        f"{product}: delete train_batch_size to train with {product}{fitting}",
+    )
+    return None
+
+
+def _divide(draft: Draft, total: int, known: int, world: int, known_name: str, name: str) -> Batch | None:
+    """``Batch(known, total / (known * world))``; the caller swaps the two when it solves for the micro-batch."""
+    part = known * world
+    if total % part == 0:
+        return Batch(known, total // part, f"{name} solved from train_batch_size {total}")
+    lower, upper = total // part * part, (total // part + 1) * part
+    choice = f"{lower} or {upper}" if lower else f"{upper}"
+    draft.problem(
+        "train_batch_size",
+        f"{total} is not divisible by {known_name} {known} x {world} rank(s) = {part}: use {choice}",
+    )
+    return None

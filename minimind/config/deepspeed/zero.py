@@ -1,0 +1,129 @@
+"""The ``zero_optimization`` section: the stage that runs, offload, bucket sizes."""
+
+from __future__ import annotations
+
+from minimind.base.hardware import shipped_config
+from minimind.config.deepspeed.lint import AUTO, Draft
+from minimind.config.run import RunConfig
+
+
+def resolve_zero(
+    draft: Draft, precision: str, accumulation: str, run: RunConfig, num_parameters: int, world_size: int
+) -> tuple[int, bool]:
+    """The stage that runs, and whether optimizer states live in CPU memory. ``accumulation``: the gradients' dtype."""
+    stage = draft.get("zero_optimization.stage", 0)
+    stage = 0 if stage == AUTO else stage
+    offload = draft.get("zero_optimization.offload_optimizer.device", "none")
+    if not 0 <= stage <= 3:
+        draft.problem("zero_optimization.stage", f"expected 0, 1 or 2, got {stage!r}")
+        return 0, False
+    if stage == 3:
+        saved = 2 * num_parameters * (world_size - 1) / world_size / 2**20
+        draft.problem(
+            "zero_optimization.stage",
+            "3 is not supported: it splits the parameters over the ranks, while evaluation, "
+            f"checkpoints and export here read them whole; for {num_parameters / 1e6:.0f}M parameters on {world_size} "
+            f"rank(s) it would save {saved:.0f} MiB: use stage 2{_stage2(draft, precision)}",
+        )
+    _check_offload(draft, stage, str(offload))
+    stage = _right_stage(draft, precision, accumulation, stage, offload == "cpu")
+    zero = draft.values.setdefault("zero_optimization", {})
+    zero["stage"] = stage
+    _cap_buckets(draft, run, num_parameters)
+    return stage, offload == "cpu"
+
+
+def _right_stage(draft: Draft, precision: str, accumulation: str, stage: int, offload: bool) -> int:
+    """The nearest stage at which DeepSpeed computes what the JSON says."""
+    if precision in _STAGE_0 and stage == 0:
+        stage = 1
+        draft.find(
+            f"{precision}-stage0",
+            f"{precision} with ZeRO stage 0 runs as stage 1: {_STAGE_0[precision]}",
+            'write "zero_optimization": {"stage": 1} to keep this silent',
+        )
+    if accumulation != precision and stage == 1 and (offload or precision == "fp16"):
+        stage = 2
+        where = f"{precision} with CPU offload" if offload else precision
+        draft.find(
+            "fp32-accumulation-stage2",
+            f"{where} at ZeRO stage 1 runs as stage 2: at stage 1 DeepSpeed 0.19.8 accumulates these gradients in "
+            f"{precision}, though grad_accum_dtype is fp32",
+            f'write "zero_optimization": {{"stage": 2}}, or "grad_accum_dtype": "{precision}" to accumulate in that',
+        )
+    return stage
+
+
+_STAGE_0 = {
+    "fp16": "at stage 0 DeepSpeed 0.18.3 to 0.19.8 divides gradients by a loss scale that it never multiplied in "
+    "(65,536 times too small)",
+    "bf16": "at stage 0 DeepSpeed 0.19.8 makes one optimizer step on zero gradients before the first (the first AdamW "
+    "update is 0.744 of the true one), and accumulates gradients in bf16",
+}
+
+
+def _stage2(draft: Draft, precision: str) -> str:
+    """The shipped JSON of the same purpose with stage 2, in brackets; nothing where there is none."""
+    name = shipped_config(draft.source.name, draft.kind, f"{precision}_zero2")
+    return f" ({name})" if name else ""
+
+
+def _check_offload(draft: Draft, stage: int, device: str) -> None:
+    where = "zero_optimization.offload_optimizer.device"
+    if device == AUTO:
+        draft.drop("zero_optimization.offload_optimizer")
+    elif device == "nvme" and not draft.get("zero_optimization.offload_optimizer.nvme_path"):
+        draft.problem(
+            where, "nvme needs offload_optimizer.nvme_path, and stage 3, which this trainer has not: use cpu"
+        )
+    elif device == "nvme":
+        draft.problem(
+            where,
+            "nvme is not supported: at stages 1 and 2 DeepSpeed keeps the states in CPU memory instead, "
+            "and only stage 3, which this trainer has not, really uses the disk: use cpu",
+        )
+    elif device == "cpu" and stage == 0:
+        draft.problem(where, "cpu offload needs ZeRO stage 1 or 2: set the stage")
+    ratio = draft.get("zero_optimization.offload_optimizer.ratio", 1.0)
+    if isinstance(ratio, float) and ratio < 1:
+        draft.problem(
+            "zero_optimization.offload_optimizer.ratio", f"{ratio} exists only for stage 3: delete it"
+        )
+    _drop_offload_param(draft)
+
+
+def _drop_offload_param(draft: Draft) -> None:
+    """Below stage 3 DeepSpeed ignores it; at stage 3 the stage is already a problem."""
+    if draft.get("zero_optimization.offload_param.device", "none") not in ("none", AUTO):
+        message = (
+            "zero_optimization.offload_param has no effect: DeepSpeed offloads parameters only at stage 3"
+        )
+        draft.find("section-unused", message, "delete offload_param")
+    draft.drop("zero_optimization.offload_param")
+
+
+def _cap_buckets(draft: Draft, run: RunConfig, num_parameters: int) -> None:
+    """Buckets no larger than the model: DeepSpeed allocates them in full (5e8 elements, 1 GB in half
+    precision).
+    """
+    hidden = run.model.hidden_size
+    if draft.get("zero_optimization.reduce_bucket_size") == AUTO:
+        draft.set("zero_optimization.reduce_bucket_size", hidden * hidden)  # Hugging Face's rule
+    for name in ("reduce_bucket_size", "allgather_bucket_size"):
+        path = f"zero_optimization.{name}"
+        given = draft.get(path)
+        if isinstance(given, int) and given <= 0:
+            draft.problem(
+                path, f"{given} is not a size: use at most the model's {num_parameters:,} parameters"
+            )
+        elif isinstance(given, int) and given > num_parameters:
+            draft.find(
+                "bucket-capped",
+                f"{path} {given:,} is more than the model's {num_parameters:,} parameters: lowered to "
+                "that, because DeepSpeed allocates the whole bucket",
+                f"write {num_parameters}",
+                given=given,
+                used=num_parameters,
+            )
+        if given is None or given == AUTO or (isinstance(given, int) and given > num_parameters):
+            draft.set(path, num_parameters)

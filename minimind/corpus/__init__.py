@@ -1,0 +1,1 @@
+"""The built-in bilingual corpus, with its known entropy floor."""

@@ -1,0 +1,122 @@
+"""The conversations of the built-in corpus: five kinds of question, each in English and Chinese.
+
+Contract: ``conversation(kind, language, held_out, rng)`` returns MiniMind turns (``role``, ``content``) that end with
+an assistant turn. What the user says in a held-out conversation never occurs in training, at any size and any seed:
+sums, sortings and translations by the item itself (``demo_words.reserved``, so the pretraining text has none of them
+either), the others by the text of all the user's turns. Answers follow from the question, except translation, whose
+words the pretraining text teaches one by one and never in the reserved pairs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from minimind.corpus.stories import addends, lexicon_nouns, sort_digits
+from minimind.corpus.words import ADJECTIVES, ENGLISH, NOUNS, Language, Relation, reserved
+
+Turns = list[dict[str, str]]
+T = TypeVar("T")
+
+
+def conversation(kind: str, language: Language, held_out: bool, rng: random.Random) -> Turns:
+    """One conversation of a kind in ``QUESTION_KINDS``; redrawn until it belongs to the wanted side."""
+    while True:
+        turns = QUESTION_KINDS[kind](language, held_out, rng)
+        if kind in DIVIDED_BY_ITEM or reserved(question_text(turns)) == held_out:
+            return turns
+
+
+def question_text(turns: Turns) -> str:
+    """Everything the user says, one turn a line."""
+    return "\n".join(turn["content"] for turn in turns if turn["role"] == "user")
+
+
+def arithmetic(language: Language, held_out: bool, rng: random.Random) -> Turns:
+    first = one(rng, [n for n in range(10, 90) if addends(n, held_out)])
+    second = one(rng, addends(first, held_out))
+    asks = (
+        ("What is {}+{}?", "Please add {}+{}") if language is ENGLISH else ("{}+{}等于多少？", "请计算{}+{}")
+    )
+    return dialogue(one(rng, asks).format(first, second), f"{first}+{second}={first + second}")
+
+
+def attributes(language: Language, held_out: bool, rng: random.Random) -> Turns:
+    """Three facts about two people or two places, and a question about one of them."""
+    people = rng.random() < 0.5
+    relations = language.person_relations if people else language.place_relations
+    names = some(rng, language.people if people else language.places, 2)
+    facts = [(n, r, one(rng, r.values)) for n, r in ((one(rng, names), r) for r in some(rng, relations, 3))]
+    name, relation, value = one(rng, facts)
+    lead, answer_lead = ("Facts: ", "You said ") if language is ENGLISH else ("", "")
+    told = lead + language.space.join(n + r.verb + v + language.stop for n, r, v in facts)
+    ask = told + language.space + relation.ask.format(subject=name)
+    return dialogue(ask, answer_lead + name + relation.verb + value + language.stop)
+
+
+def sorting(language: Language, held_out: bool, rng: random.Random) -> Turns:
+    drawn: tuple[str, ...] = ()
+    while len(drawn) < 4:
+        left = sort_digits(drawn, held_out)
+        drawn = (*drawn, one(rng, left)) if left else ()
+    asks = (
+        ("Sort these digits: {}", "Put in order: {}")
+        if language is ENGLISH
+        else ("从小到大排列：{}", "请排序：{}")
+    )
+    return dialogue(one(rng, asks).format(",".join(drawn)), ",".join(sorted(drawn)))
+
+
+def translation(language: Language, held_out: bool, rng: random.Random) -> Turns:
+    adjective = one(rng, [a for a in ADJECTIVES if lexicon_nouns(a, held_out)])
+    noun = one(rng, lexicon_nouns(adjective, held_out))
+    english, chinese = f"{adjective} {noun}", ADJECTIVES[adjective] + NOUNS[noun]
+    if language is ENGLISH:
+        return dialogue(one(rng, ("Translate into Chinese: {}", "In Chinese: {}")).format(english), chinese)
+    return dialogue(one(rng, ("翻译成英语：{}", "用英语说：{}")).format(chinese), english)
+
+
+def memory(language: Language, held_out: bool, rng: random.Random) -> Turns:
+    """The user says who they are, says something else, and asks about an earlier turn."""
+    name = one(rng, language.people)
+    first, second = some(rng, language.person_relations, 2)
+    values = {relation: one(rng, relation.values) for relation in (first, second)}
+    tell = [relation.my + values[relation] + language.stop for relation in (first, second)]
+    asked: Relation | None = one(rng, (first, second, None))
+    if language is ENGLISH:
+        opening, greeting, noted = f"Hello, my name is {name}. ", f"Hello, {name}.", "I see."
+        by_name = ("What is my name?", f"Your name is {name}.")
+    else:
+        opening, greeting, noted = f"你好，我叫{name}。", f"你好，{name}。", "明白了。"
+        by_name = ("我叫什么名字？", f"你叫{name}。")
+    ask, answer = by_name if asked is None else (asked.ask_me, asked.your + values[asked] + language.stop)
+    return dialogue(opening + tell[0], greeting, tell[1], noted, ask, answer)
+
+
+QUESTION_KINDS: dict[str, Callable[[Language, bool, random.Random], Turns]] = {
+    "arithmetic": arithmetic,
+    "attributes": attributes,
+    "sorting": sorting,
+    "translation": translation,
+    "memory": memory,
+}
+TRAINED_TWICE = ("attributes", "memory")
+"""Kinds of which training has twice as many: looking up takes a model longer than the rest."""
+DIVIDED_BY_ITEM = ("arithmetic", "sorting", "translation")
+
+
+def dialogue(*contents: str) -> Turns:
+    """Contents of alternating user and assistant turns."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def one(rng: random.Random, items: Sequence[T]) -> T:
+    """One item; only ``random.random()`` is used, whose values Python keeps the same between versions."""
+    return items[int(rng.random() * len(items))]
+
+
+def some(rng: random.Random, items: Sequence[T], count: int) -> list[T]:
+    """``count`` different items in random order."""
+    left = list(items)
+    return [left.pop(int(rng.random() * len(left))) for _ in range(count)]

@@ -1,0 +1,1 @@
+"""Any file -> records with the line they start on."""

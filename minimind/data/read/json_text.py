@@ -1,0 +1,181 @@
+"""JSON text -> values: one line at a time, or a file of values and lists that run over lines, in bounded
+memory.
+
+JSON is read as RFC 8259 plus NaN/Infinity literals, and a key that appears twice in one object is an error:
+Python would keep the last value without a word.
+
+Known weakness: after a syntax error inside a list there is no next line to go on from, so the file is
+refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn
+
+from minimind.base.errors import UserError
+from minimind.data.read import streams
+from minimind.data.read.streams import Head
+
+_WHITESPACE = " \t\r\n"
+_TRUNCATED = "; is the file truncated?"
+
+
+class Value(NamedTuple):
+    """One value and the line it starts on, or ``error`` (a reason) with the start of its text."""
+
+    value: object
+    line: int
+    error: str | None = None
+    excerpt: str = ""
+
+
+class JsonParser:
+    """JSON text -> value; every failure is a ``ValueError`` whose text is a reason. One instance per thread."""
+
+    def __init__(self) -> None:
+        self._duplicates: list[str] = []
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
+
+    def parse(self, text: str) -> object:
+        try:
+            value = self._decoder.decode(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        self.refuse_duplicates()
+        return value
+
+    def parse_from(self, text: str, start: int) -> tuple[object, int]:
+        """(value, end) of the value that begins at ``start``; raises ``JSONDecodeError`` or ``RecursionError``."""
+        self._duplicates.clear()
+        return self._decoder.raw_decode(text, start)
+
+    def refuse_duplicates(self) -> None:
+        if self._duplicates:
+            key = self._duplicates[0]
+            self._duplicates.clear()
+            raise ValueError(f"key {key!r} appears twice in one object")
+
+    def _object(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            keys = [key for key, _ in pairs]
+            self._duplicates.append(next(key for key in keys if keys.count(key) > 1)[:80])
+        return value
+
+
+def json_values(head: Head) -> Iterator[Value]:
+    """Elements of top-level lists, and top-level values that are no lists, however the file is broken into lines."""
+    text = _Text(head)
+    parser, in_list, need_comma = JsonParser(), False, False
+    while (character := text.peek()) or in_list:
+        if not in_list and character == "[":
+            text.skip(1)
+            in_list, need_comma = True, False
+        elif in_list and character == "]":
+            text.skip(1)
+            in_list = False
+        elif in_list and need_comma:
+            if character != ",":
+                text.fail(f"expected , or ] after a list element{_TRUNCATED if not character else ''}")
+            text.skip(1)
+            need_comma = False
+            if text.peek() in ("]", ""):
+                text.fail(
+                    "trailing comma before ]" if text.peek() else f"the list is never closed{_TRUNCATED}"
+                )
+        else:
+            yield text.value(parser)
+            need_comma = True
+
+
+class _Text:
+    """The file as characters with a moving position, for values that run over lines. Holds one value and one block."""
+
+    def __init__(self, head: Head) -> None:
+        self._name, self._newline = head.name, head.line_end.decode()
+        self._blocks = streams.blocks(head)
+        name = "utf-8" if head.encoding.startswith("utf-") else head.encoding
+        self._decoder = codecs.getincrementaldecoder(name)(
+            "surrogateescape"
+        )  # a bad byte spoils its record, not the file
+        self._buffer, self._at, self._line, self._column, self._ended = "", 0, 1, 1, False
+
+    def peek(self) -> str:
+        """The next character that is not white space; "" at the end."""
+        while True:
+            while self._at < len(self._buffer):
+                if (character := self._buffer[self._at]) not in _WHITESPACE:
+                    return character
+                self.skip(1)
+            if not self._more():
+                return ""
+
+    def skip(self, count: int) -> None:
+        self._line, self._column = self._where(self._at + count)
+        self._at += count
+
+    def value(self, parser: JsonParser) -> Value:
+        """The value at the position. Raises ``UserError`` with file:line:column for bad JSON."""
+        line = self._line
+        while True:
+            try:
+                value, end = parser.parse_from(self._buffer, self._at)
+                if end == len(self._buffer) and self._more():  # a number may go on
+                    continue
+                break
+            except json.JSONDecodeError as error:
+                if self._more():
+                    continue
+                comma = error.msg == "Expecting value" and self._buffer[error.pos : error.pos + 1] in (
+                    "]",
+                    "}",
+                )
+                self.fail("trailing comma before a closing bracket" if comma else error.msg, error.pos)
+            except RecursionError:
+                self.fail("nested too deeply")
+        excerpt, size = self._buffer[self._at : min(end, self._at + 2000)], end - self._at
+        self.skip(size)
+        if size > streams.MAX_RECORD_BYTES:
+            return Value(None, line, streams.too_long(size), excerpt)
+        try:
+            parser.refuse_duplicates()
+        except ValueError as error:
+            return Value(None, line, str(error), excerpt)
+        return Value(value, line)
+
+    def fail(self, reason: str, position: int | None = None) -> NoReturn:
+        line, column = self._where(self._at if position is None else position)
+        raise UserError(f"{self._name}:{line}:{column}: not JSON: {reason}")
+
+    def _more(self) -> bool:
+        """Read on, about as much as is held, so that a long value is parsed a logarithmic number of times.
+
+        A value above the limit for records is read to its end, to be rejected alone; above twice that it ends the file.
+        """
+        if self._ended:
+            return False
+        parts, size = [self._buffer[self._at :]], 0
+        if len(parts[0]) > 2 * streams.MAX_RECORD_BYTES:
+            limit = f"{2 * streams.MAX_RECORD_BYTES >> 20} MiB"
+            raise UserError(
+                f"{self._name}:{self._line}: one value is longer than {limit}; is a bracket missing?"
+            )
+        while size <= min(len(parts[0]), streams.MAX_RECORD_BYTES // 2) and not self._ended:
+            block = next(self._blocks, b"")
+            self._ended = not block
+            parts.append(self._decoder.decode(block, final=self._ended))
+            size += len(parts[-1])
+        if size:  # else leave the buffer as it is: the position of an error refers to it
+            self._buffer, self._at = "".join(parts), 0
+        return size > 0
+
+    def _where(self, position: int) -> tuple[int, int]:
+        newlines = self._buffer.count(self._newline, self._at, position)
+        if not newlines:
+            return self._line, self._column + position - self._at
+        return self._line + newlines, position - self._buffer.rfind(self._newline, self._at, position)

@@ -1,0 +1,1 @@
+"""Records -> turns -> documents of token ids, and what is done about rejects."""

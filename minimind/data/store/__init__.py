@@ -1,0 +1,1 @@
+"""Documents -> a memory-mapped store -> packed rows -> step batches."""

@@ -1,0 +1,333 @@
+"""Files -> a finished token store, cached by content. One pass, in parallel, in bounded memory.
+
+Contract
+    every record is used or rejected and counted: ``used + rejected == records``, per source and in all, in
+    the manifest. Strict by default: bad lines end it with the first 20 as ``file:line: reason``. With
+    ``skip_bad`` they go to ``STORE.rejected.jsonl``, and only a share above ``max_bad_ratio`` ends it. A
+    store is finished or absent (see store.py). Its name holds a hash of the contents of the sources, the
+    tokenizer and every option that decides what it holds, so a change of any makes a new one and a second run
+    finds the first. Two runs that prepare the same store: one works, the other waits and then finds it. The
+    lock is the kernel's (``flock``), so that of a killed process is free at once.
+
+Threads, not processes: SentencePiece encodes outside Python's lock and is three quarters of the CPU
+time, workers need no start-up and share the tokenizer. Measured in benchmarks/prepare.py.
+
+Known weakness: the other quarter (parsing, rules, writing) holds Python's lock, so many cores add little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from minimind.base.defaults import MAX_BAD_RATIO, ROW_LENGTH
+from minimind.base.display import complain
+from minimind.base.errors import UserError
+from minimind.base.files import is_directory, read_inside
+from minimind.data.read import streams
+from minimind.data.read.sources import (
+    Chunk,
+    Source,
+    chunks_of,
+    container,
+    expand,
+    read_chunks,
+    remove_spool,
+)
+from minimind.data.records.conversations import Fields, Kind
+from minimind.data.records.encoding import Counts, Options, encode_chunk, kind_of_first
+from minimind.data.records.rejects import Tally
+from minimind.data.store.cache import Say, content_hash, locked
+from minimind.data.store.files import MANIFEST, holds_store
+from minimind.data.store.rooms import default_cache, require_owner, room
+from minimind.data.store.store import StoreWriter, TokenStore
+from minimind.text.tokenizer import Tokenizer
+
+_FORMAT_VERSION = 1  # part of every store's key: raise it when the same input would give other tokens
+_IN_FLIGHT = 16 << 20  # bytes of records that are being encoded at once
+_SAY_SECONDS = 10.0
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+def say_on_stderr(line: str) -> None:
+    complain(line)
+
+
+def default_workers() -> int:
+    """The cores that this process may use, eight at most (see the module's weakness)."""
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def prepare(
+    files: Sequence[Path | str],
+    tokenizer: Tokenizer,
+    output: Path | None = None,
+    kind: Kind | None = "pretrain",
+    max_seq_length: int = ROW_LENGTH,
+    *,
+    workers: int | None = None,
+    skip_bad: bool = False,
+    max_bad_ratio: float = MAX_BAD_RATIO,
+    cache_dir: Path | None = None,
+    format: str | None = None,
+    text_field: str | None = None,
+    mapping: str | None = None,
+    encoding: str | None = None,
+    allow_special: bool = False,
+    say: Say = say_on_stderr,
+) -> Path:
+    """The path of a finished store of these files, made now or found. ``output`` names it; else it lies in the cache.
+
+    ``kind`` None goes by the first record that is text or a conversation. Raises ``UserError`` for anything wrong with
+    the files, the options or the disk.
+    """
+    fields = Fields.parse(format, text_field, mapping)
+    cache = cache_dir or default_cache()
+    with contextlib.ExitStack() as stack:
+        sources = _gathered(files, cache, stack, say)
+        kind = kind or _kind_of(sources, fields, encoding)
+        options = Options(kind, max_seq_length, fields, allow_special)
+        job = Job(tokenizer, options, skip_bad, max_bad_ratio, encoding, workers or default_workers(), say)
+        hashes = [content_hash(source, cache) for source in sources]
+        key = job.key(
+            [(Path(source.name).name, digest) for source, digest in zip(sources, hashes, strict=True)]
+        )
+        store = output or room(cache, "stores") / f"{_slug(sources[0].name)}-{key[:16]}"
+        with _failing_clearly(store):
+            store.parent.mkdir(parents=True, exist_ok=True)
+            with locked(store.with_name(store.name + ".lock"), say):
+                if not _found(store, key, output is None, say):
+                    job.replace(sources, hashes, store, key)
+    return store
+
+
+@dataclass
+class Job:
+    """One store to build. ``build`` is called under the store's lock."""
+
+    tokenizer: Tokenizer
+    options: Options
+    skip_bad: bool
+    max_bad_ratio: float
+    encoding: str | None
+    workers: int
+    say: Say
+
+    def key(self, sources: list[tuple[str, str]]) -> str:
+        """A hash of all that decides what the store holds, or whether it may exist."""
+        options, fields = self.options, self.options.fields
+        # Pretraining stores whole documents: their rows are cut later, whatever max_seq_length is.
+        length = options.max_seq_length if options.kind == "sft" else None
+        parts = [
+            _FORMAT_VERSION,
+            sources,
+            self.tokenizer.fingerprint,
+            options.kind,
+            length,
+            fields.format,
+            sorted(fields.names.items()),
+            options.allow_special,
+            self.encoding,
+            self.skip_bad,
+            self.max_bad_ratio,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def replace(self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str) -> None:
+        """Build the store; one that is there already goes when the new one is finished, not before."""
+        self.build(sources, hashes, store, key, replace=_is_old_store(store))
+
+    def build(
+        self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str, replace: bool
+    ) -> None:
+        started = time.monotonic()
+        heads = [streams.inspect(source.path, source.name, self.encoding) for source in sources]
+        for head in heads:
+            if self.encoding is None and not head.encoding.startswith("utf-"):
+                self.say(
+                    f"{head.name}: read as {head.encoding.upper()} "
+                    f"(confidence {head.confidence:.2f}; --encoding sets it)"
+                )
+        tally = Tally(self.skip_bad, self.max_bad_ratio, store.with_name(store.name + ".rejected.jsonl"))
+        writer = StoreWriter(store, self.tokenizer.vocab_size, self.options.kind, replace)
+        try:
+            with tally:
+                for index, head in enumerate(heads):
+                    counts = self._source(chunks_of(head, self.options.fields.format), index, writer, tally)
+                    tally.finish_source(head.name, counts)
+            writer.finish(self._manifest(heads, hashes, key, tally))
+        except BaseException:
+            writer.abort()
+            raise
+        self._report(store, tally.total, time.monotonic() - started)
+
+    def _source(self, chunks: Iterable[Chunk], index: int, writer: StoreWriter, tally: Tally) -> Counts:
+        counts, said = Counts(), time.monotonic()
+        work = partial(encode_chunk, tokenizer=self.tokenizer, options=self.options)
+        for encoded in in_order(work, chunks, self.workers, lambda chunk: chunk.num_bytes):
+            for document in encoded.documents:
+                writer.add(document.tokens, document.trainable, index, document.line, document.num_bytes)
+            counts.add(encoded.counts)
+            tally.add(encoded, counts)
+            if time.monotonic() - said > _SAY_SECONDS:
+                said = time.monotonic()
+                self.say(f"preparing: {counts.records:,} records, {counts.tokens:,} tokens so far")
+        return counts
+
+    def _manifest(
+        self, heads: Sequence[streams.Head], hashes: Sequence[str], key: str, tally: Tally
+    ) -> dict[str, object]:
+        sources = [
+            {
+                "path": head.name,
+                "sha256": digest,
+                "container": container(head, self.options.fields.format),
+                "encoding": head.encoding,
+                "confidence": head.confidence,
+                **vars(counts),
+            }
+            for head, digest, counts in zip(heads, hashes, tally.sources, strict=True)
+        ]
+        return {
+            "key": key,
+            "sources": sources,
+            "counts": vars(tally.total),
+            "tokenizer": self.tokenizer.fingerprint,
+            "max_seq_length": self.options.max_seq_length,
+            "allow_special": self.options.allow_special,
+        }
+
+    def _report(self, store: Path, total: Counts, seconds: float) -> None:
+        self.say(
+            f"prepared {total.used:,} of {total.records:,} records: {total.documents:,} documents, "
+            f"{total.tokens:,} tokens, "
+            f"{total.trainable_tokens:,} trainable, in {seconds:.1f} s -> {store}"
+        )
+        notes = (
+            (total.rejected - total.too_long, f"bad records left out, see {store}.rejected.jsonl"),
+            (total.trimmed, "conversations ended without an answer: those last turns were cut off"),
+            (
+                total.shortened,
+                f"conversations lost their first turns to max_seq_length {self.options.max_seq_length}",
+            ),
+            (total.answers_cut, "answers lost their end, because no whole exchange fits max_seq_length"),
+            (total.too_long, f"conversations have no answer that fits: left out, see {store}.rejected.jsonl"),
+        )
+        for number, what in notes:
+            if number:
+                self.say(f"  {number:,} {what}")
+
+
+def _gathered(
+    files: Sequence[Path | str], cache: Path, stack: contextlib.ExitStack, say: Say
+) -> list[Source]:
+    spool = room(cache, "spool") / f"{os.getpid()}-{secrets.token_hex(8)}"
+    stack.callback(remove_spool, spool)
+    sources, ignored = expand(files, spool)
+    if ignored:
+        say(
+            f"left out {len(ignored)} files of other types: {', '.join(ignored[:5] + ['...'] * (len(ignored) > 5))}"
+        )
+    if not sources:
+        raise UserError("no file to prepare: name at least one")
+    return sources
+
+
+def _kind_of(sources: Sequence[Source], fields: Fields, encoding: str | None) -> Kind:
+    """By the first record that is either; without one pretraining, whose rules then name every line."""
+    chunks = (chunk for source in sources for chunk in read_chunks(source, fields.format, encoding))
+    return kind_of_first((record for chunk in chunks for record in chunk.records()), fields) or "pretrain"
+
+
+@contextlib.contextmanager
+def _failing_clearly(store: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{store}: can't be written: {error.strerror or error}; free space or name another place"
+        ) from error
+
+
+def _found(store: Path, key: str, cached: bool, say: Say) -> bool:
+    """Whether the store is there, with this key, and is what was prepared. One that is not is said.
+
+    Raises UserError for one in the cache that belongs to another user.
+    """
+    if _key_of(store) != key:
+        return False
+    if cached:
+        for path in (store, *store.iterdir()):
+            require_owner(path)
+    try:
+        manifest = TokenStore.open(store).manifest
+    except UserError as error:
+        say(f"made again: {error}")
+        return False
+    if cached and "sha256" not in manifest:
+        say(f"made again: {store}: made before stores had hashes, so it can't be verified")
+        return False
+    return True
+
+
+def _key_of(store: Path) -> str | None:
+    try:
+        key: object = json.loads(read_inside(store, MANIFEST)).get("key")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return key if isinstance(key, str) else None
+
+
+def _is_old_store(store: Path) -> bool:
+    """Whether a store is there, to be replaced; raises ``UserError`` if it is something of the user's, or holds it."""
+    if holds_store(store):
+        return True
+    if os.path.lexists(store) and not (is_directory(store) and not any(store.iterdir())):
+        raise UserError(f"{store}: exists and is no token store, or holds more than one; name another output")
+    return False
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", Path(name).name.split(".")[0])[:40].strip("-") or "data"
+
+
+def in_order(
+    work: Callable[[_T], _U],
+    items: Iterable[_T],
+    workers: int,
+    size: Callable[[_T], int] = lambda item: 0,
+    budget: int = _IN_FLIGHT,
+) -> Iterator[_U]:
+    """``map`` over a pool of threads, in order, never more than ``workers + 2`` items ahead of the consumer.
+
+    Nor more than ``budget`` bytes by ``size``: what is being worked on takes about ten times its size, so that a file
+    of huge records would otherwise need gigabytes. One that is larger alone is worked on alone.
+    """
+    with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
+        waiting: deque[tuple[int, Future[_U]]] = deque()
+        try:
+            for item in items:
+                weight = size(item)
+                while waiting and sum(w for w, _ in waiting) + weight > budget:
+                    yield waiting.popleft()[1].result()
+                waiting.append((weight, pool.submit(work, item)))
+                if len(waiting) > workers + 2:
+                    yield waiting.popleft()[1].result()
+            while waiting:
+                yield waiting.popleft()[1].result()
+        finally:
+            for _, future in waiting:
+                future.cancel()

@@ -1,0 +1,1 @@
+"""The transformer and its parts, for CPUs and GPUs."""

@@ -1,0 +1,238 @@
+"""The transformer: a Llama in MiniMind's shapes, with Hugging Face's parameter names.
+
+Pre-norm RMSNorm, rotary positions (half rotation), grouped-query attention, SwiGLU, no biases, no dropout,
+tied embeddings. With the same weights its logits equal ``transformers.LlamaForCausalLM``'s
+(tests/model/test_transformer.py). Packed rows: pass ``document_ids`` and positions that restart, and a document gives
+the logits of the document alone. Labels are aligned already; the loss is a sum. Half-precision parameters
+are expected to be cast by the engine; norms and loss still compute in fp32.
+
+Weakness: one architecture only. RoPE scaling, biases and experts are refused on import instead of being
+approximated.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from minimind.config.model import PRESETS, ModelConfig
+from minimind.model import attention
+from minimind.model.attention import KVCache, Plan
+from minimind.model.cpu.recompute import normed_projections, swiglu_down
+from minimind.model.loss import cross_entropy_by_row, summed_cross_entropy
+from minimind.model.ops import linear, rms_norm, rope_tables, rotate
+
+__all__ = ["PRESETS", "KVCache", "ModelConfig", "Transformer"]
+
+Tables = tuple[Tensor, Tensor]
+
+
+class Linear(nn.Module):
+    """A weight [out, in] without bias; unset memory until ``Transformer.init_weights`` or a load fills it."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm with a learned gain, computed in fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def projected(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
+        """The linear ``layers`` of the normed ``x``; in eager training on a CPU the normed ``x`` is not kept."""
+        return normed_projections(x, self.weight, self.eps, [layer.weight for layer in layers])
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.index, self.head_dim = index, config.head_dim
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = Linear(config.hidden_size, queries)
+        self.k_proj = Linear(config.hidden_size, keys)
+        self.v_proj = Linear(config.hidden_size, keys)
+        self.o_proj = Linear(queries, config.hidden_size)
+
+    def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
+        projected = norm.projected(x, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (y.view(*x.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
+        q, k = rotate(q, tables), rotate(k, tables)
+        if cache is not None:
+            k, v = cache.append(self.index, k, v)
+        return self.o_proj(attention.attend(plan, q, k, v).flatten(2))
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        gate, up = norm.projected(x, self.gate_proj, self.up_proj)
+        return swiglu_down(gate, up, self.down_proj.weight)
+
+
+class Layer(nn.Module):
+    """Attention and SwiGLU, each of the normed residual stream, added to it."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
+        x = x + self.self_attn(x, self.input_layernorm, tables, plan, cache)
+        return x + self.mlp(x, self.post_attention_layernorm)
+
+
+class Body(nn.Module):
+    """Everything but the output projection; the ``model.`` in Llama's parameter names."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(
+            config.vocab_size, config.hidden_size, _weight=torch.empty(config.vocab_size, config.hidden_size)
+        )
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Transformer(nn.Module):
+    """The language model. ``seed=None`` leaves the weights unset, for a ``load_state_dict`` that follows.
+
+    ``gradient_checkpointing`` (attribute): recompute each layer in the backward pass; less memory, a third
+    more work, the same gradients. ``attention_backend`` (attribute): see ``attention.py``. ``output_size`` (attribute):
+    ids from here on are never generated; a tokenizer may hold fewer pieces than the vocabulary has rows, and the rows
+    beyond it were never trained.
+    """
+
+    def __init__(self, config: ModelConfig, seed: int | None = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False
+        self.output_size = config.vocab_size
+        self.attention_backend: attention.Backend = "auto"
+        self.model = Body(config)
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        if seed is not None:
+            self.init_weights(seed)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """N(0, initializer_range); what writes to the residual stream scaled by 1/sqrt(2 * layers); norms
+        1.
+
+        Deterministic in ``seed``, the same on every device, and without touching the global random state.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        residual = 1.0 / math.sqrt(2 * self.config.num_hidden_layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+                continue
+            scale = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            values = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(values * (self.config.initializer_range * scale))
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output projection ``[V, H]``: the embedding itself when tied."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Final normed hidden states ``[B, T, H]``; see ``forward`` for the arguments."""
+        length = input_ids.shape[1]
+        if cache is not None:
+            plan, positions = cache.plan(length), cache.positions(length)
+        else:
+            dtype, head_dim = self.output_weight.dtype, self.config.head_dim
+            plan = attention.plan(document_ids, self.attention_backend, dtype, head_dim)
+            positions = torch.arange(length, device=input_ids.device)[None]
+        positions = positions if position_ids is None else position_ids
+        tables = rope_tables(positions, self.config.head_dim, self.config.rope_theta)
+        x = self.model.embed_tokens(input_ids)
+        for layer in self.model.layers:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, tables, plan, cache, use_reentrant=False)
+            else:
+                x = layer(x, tables, plan, cache)
+        if cache is not None:
+            cache.advance(length)
+        return self.model.norm(x)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+        by_row: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Loss (a sum, 0-d fp32) if ``labels`` are given, else logits ``[B, T, V]`` in the parameters'
+        dtype. With ``by_row`` the loss, the same to the last bit, and each row's part of it (fp32 [B], detached).
+
+        ``input_ids`` [B, T] int64. ``labels`` [B, T] int64, aligned: ``labels[b, t]`` is the target of
+        position t, -100 carries no loss. ``position_ids`` [B, T] int64, restarting at 0 in each document
+        (default: 0 .. T-1, or the cache's next positions). ``document_ids`` [B, T]: tokens attend causally
+        within a run of equal ids (default: one document a row); not used with ``cache``.
+        """
+        hidden = self.hidden_states(input_ids, position_ids, document_ids, cache)
+        if labels is not None and by_row:
+            return cross_entropy_by_row(hidden, self.output_weight, labels)
+        if labels is not None:
+            return summed_cross_entropy(hidden, self.output_weight, labels)
+        return linear(hidden, self.output_weight)
+
+    def next_logits(self, input_ids: Tensor, cache: KVCache) -> Tensor:
+        """Logits [B, output_size] for the token after ``input_ids`` [B, T]: other positions' are not computed."""
+        weight = self.output_weight[: self.output_size]
+        return linear(self.hidden_states(input_ids, cache=cache)[:, -1], weight)
+
+    def new_cache(self, batch: int, capacity: int, starts: Tensor | None = None) -> KVCache:
+        """An empty cache for ``batch`` rows of up to ``capacity`` tokens (``starts``: left padding, see KVCache)."""
+        shape = (batch, capacity, self.config.num_key_value_heads, self.config.head_dim)
+        weight = self.output_weight
+        return KVCache(shape, self.config.num_hidden_layers, weight.dtype, weight.device, starts)
+
+    def flops_per_token(self, length: int) -> float:
+        """Training FLOPs of one token in a document of ``length``: 6 x parameters + 6 x layers x heads x D
+        x length.
+
+        Convention: backward counts twice the forward, a multiply-add counts 2, recomputation does not
+        count, and only the causal half of attention does. An untied input embedding is a look-up, not a
+        product. 26M at 512: 1.68e8.
+        """
+        config = self.config
+        lookup = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+        width = config.num_attention_heads * config.head_dim
+        return 6.0 * (config.num_parameters() - lookup) + 6.0 * config.num_hidden_layers * width * length

@@ -1,0 +1,1 @@
+"""Tokenizer and chat template: text to token ids and back."""

@@ -1,0 +1,1 @@
+"""The optimizer step on DeepSpeed; the only folder that imports it."""

@@ -1,0 +1,136 @@
+"""The private parts of DeepSpeed that engine.py and snapshot.py replace or read, and the version they were proven with.
+
+A correction of a private method is true of one version: with another it may silently correct nothing, or spoil what was
+right. So the engine starts only with ``VERSION`` (the one that setup.cfg and constraints.txt pin, too), and only where
+each name below is there and takes the parameters it took. Importing this module imports no DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from importlib import metadata
+from typing import Any
+
+from minimind.base.errors import UserError
+
+VERSION = "0.19.8"
+INSTALL = f"pip install deepspeed=={VERSION}"
+
+_ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
+_ZERO = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
+_BF16 = "deepspeed.runtime.bf16_optimizer:BF16_Optimizer"
+_SCALER = "deepspeed.runtime.fp16.loss_scaler:DynamicLossScaler"
+
+# What is replaced or called, with its parameters' names (None: there, whatever it takes)
+PRIVATE: dict[str, tuple[str, ...] | None] = {
+    "deepspeed.ops:__compatible_ops__": None,
+    "deepspeed.runtime.compiler:compile": (),
+    "deepspeed.runtime.bf16_optimizer:see_memory_usage": ("message", "force"),
+    "deepspeed.accelerator.cpu_accelerator:CPU_Accelerator.is_fp16_supported": ("self",),
+    f"{_ENGINE}.backward": None,  # wrapped for profiling: its signature does not show
+    f"{_ENGINE}.set_gradient_accumulation_boundary": ("self", "is_boundary"),
+    f"{_ENGINE}.step": ("self", "lr_kwargs"),
+    f"{_ENGINE}.was_step_applied": ("self",),
+    f"{_ENGINE}.get_global_grad_norm": ("self",),
+    f"{_ENGINE}.buffered_allreduce_fallback": ("self", "grads", "elements_per_buffer"),
+    f"{_ENGINE}._copy_recovery_script": ("self", "save_path"),
+    f"{_ENGINE}.save_checkpoint": (
+        "self", "save_dir", "tag", "client_state", "save_latest", "exclude_frozen_parameters",
+    ),
+    f"{_ZERO}._update_scale": ("self", "has_overflow"),
+    f"{_ZERO}.step": ("self", "closure"),
+    f"{_BF16}.step": ("self", "closure"),
+    f"{_SCALER}.update_scale": ("self", "overflow"),
+    f"{_SCALER}.__init__": (
+        "self", "init_scale", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis",
+        "raise_error_at_min_scale", "dtype",
+    ),
+    "deepspeed.runtime.checkpoint_engine.checkpoint_engine:CheckpointEngine.makedirs": None,
+    "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine:TorchCheckpointEngine.save": (
+        "self", "state_dict", "path",
+    ),
+    "deepspeed.ops.adam:DeepSpeedCPUAdam.step": None,
+}  # fmt: skip
+
+# What is read from the optimizer's wrapper, by the name of its class
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "DeepSpeedZeroOptimizer": (
+        "averaged_gradients", "clip_grad", "dynamic_loss_scale", "loss_scaler", "round_robin_bit16_groups",
+        "round_robin_bit16_padding",
+    ),
+    "BF16_Optimizer": ("bf16_groups", "clip_grad"),
+}  # fmt: skip
+
+
+def version_problem(installed: str | None = None) -> str | None:
+    """What is wrong with the ``installed`` version (by default asked for); None if it is the proven one.
+
+    A local suffix (``0.19.8+cu126``, a build from source) is the same version.
+    """
+    try:
+        found = installed or metadata.version("deepspeed")
+    except metadata.PackageNotFoundError:
+        return f"DeepSpeed is not installed: {INSTALL}"
+    if found.split("+")[0] == VERSION:
+        return None
+    return f"DeepSpeed {found} is installed, and this trainer corrects what {VERSION} does: {INSTALL}"
+
+
+def check_private_names() -> None:
+    """Raises UserError unless each of ``PRIVATE`` is there and takes what it took."""
+    changed = [name for name, parameters in PRIVATE.items() if not _is_there(name, parameters)]
+    if changed:
+        raise UserError(_changed(changed))
+
+
+def check_wrapper(optimizer: Any) -> None:
+    """The same for the attributes of the ``optimizer`` that DeepSpeed has built."""
+    kind = type(optimizer).__name__
+    if missing := [name for name in ATTRIBUTES.get(kind, ()) if not hasattr(optimizer, name)]:
+        raise UserError(_changed([f"{kind}.{name}" for name in missing]))
+
+
+def quiet_deepspeed() -> None:
+    """DeepSpeed logs some forty lines at start; what a user must know is in our header."""
+    from deepspeed.runtime import bf16_optimizer
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    # BF16_Optimizer forces memory reports through print, each with a garbage collection.
+    bf16_optimizer.see_memory_usage = _say_nothing
+
+
+def _say_nothing(message: str, force: bool = False) -> None:
+    """Takes what ``see_memory_usage`` takes: the check of a second start meets this one."""
+
+
+def import_muon_uncompiled() -> None:
+    """DeepSpeed imports its Muon at every start (zero/utils.py ``is_zero_supported_optimizer``), used or not, and its
+    torch.compile decorators load Inductor: a second and a half. Ours is another (muon.py)."""
+    from deepspeed.runtime import compiler
+
+    original, compiler.compile = compiler.compile, lambda *_, **__: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = original
+
+
+def _changed(names: list[str]) -> str:
+    return (
+        f"the installed DeepSpeed is not the released {VERSION}: {', '.join(names)} "
+        f"{'is' if len(names) == 1 else 'are'} gone or changed: {INSTALL} --force-reinstall"
+    )
+
+
+def _is_there(name: str, parameters: tuple[str, ...] | None) -> bool:
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return False
+    return parameters is None or tuple(inspect.signature(found).parameters) == parameters

@@ -1,0 +1,133 @@
+"""Optimizers by the name in the DeepSpeed JSON, with decay and no-decay groups.
+
+No option needs nvcc: AdamW is PyTorch's fused one (CPU and GPU), Lion and Muon are plain PyTorch, AdamW8bit is
+bitsandbytes. DeepSpeedCPUAdam, which must be compiled, is chosen by engine.py only for CPU offload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from minimind.base.errors import UserError
+from minimind.base.hardware import detect
+from minimind.training.engine.muon import Muon
+
+
+def is_body_matrix(name: str, parameter: torch.Tensor) -> bool:
+    """A 2-D weight inside a layer. The embedding is not, and with it the head that is tied to it."""
+    return parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+
+
+def parameter_groups(model: nn.Module, optimizer_type: str, params: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two groups, in the model's order: body matrices (decayed) and the rest (embeddings and norms, not decayed).
+
+    For Muon the first is its own, at ``muon_lr``, and the second is AdamW's, at ``adam_lr`` (both default to ``lr``).
+    Each parameter is in exactly one group: DeepSpeed trains nothing that is left out, silently.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    body = [parameter for name, parameter in named if is_body_matrix(name, parameter)]
+    rest = [parameter for name, parameter in named if not is_body_matrix(name, parameter)]
+    decay = params.get("weight_decay", 0.0)
+    groups: list[dict[str, Any]] = [
+        {"params": body, "weight_decay": decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    if optimizer_type.lower() == "muon":
+        groups[0].update(
+            lr=params.get("muon_lr", params["lr"]), use_muon=True, shapes=[tuple(p.shape) for p in body]
+        )
+        groups[1].update(lr=params.get("adam_lr", params["lr"]), use_muon=False)
+    return [group for group in groups if group["params"]]
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion: the sign of an interpolated momentum (https://arxiv.org/abs/2302.06675, algorithm 2)."""
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Apply one update to every parameter that has a gradient."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+                direction = state["exp_avg"].lerp(parameter.grad, 1.0 - beta1).sign_()
+                parameter.add_(direction, alpha=-group["lr"])
+                state["exp_avg"].lerp_(parameter.grad, 1.0 - beta2)
+
+
+def _adamw(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, fused=True, **_pick(params, "lr", "betas", "eps"))
+
+
+def _adam(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+    """Weight decay as an L2 term of the gradient (``"adam_w_mode": false``)."""
+    return torch.optim.Adam(groups, fused=True, **_pick(params, "lr", "betas", "eps"))
+
+
+def _adamw8bit(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError(
+            "AdamW8bit needs bitsandbytes, which is not installed; pip install bitsandbytes"
+        ) from error
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups, **_pick(params, "lr", "betas", "eps"))
+    return optimizer
+
+
+def _lion(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+    return Lion(groups, **_pick(params, "lr", "betas"))
+
+
+def _muon(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+    # bf16 where matrix multiplication in it is fast, also on a CPU that has the instructions (a quarter of fp32's time
+    # on an EPYC); an emulated bf16 is slower and rougher than fp32.
+    dtype = torch.bfloat16 if detect().bf16 else torch.float32
+    return Muon(groups, compute_dtype=dtype, **_pick(params, "lr", "betas", "eps", "momentum"))
+
+
+def _pick(params: dict[str, Any], *names: str) -> dict[str, Any]:
+    values = {name: params[name] for name in names if name in params}
+    if "betas" in values:
+        values["betas"] = tuple(values["betas"])
+    return values
+
+
+_BUILDERS: dict[str, Callable[[list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "adam": _adam,
+    "adamw8bit": _adamw8bit,
+    "lion": _lion,
+    "muon": _muon,
+}
+
+
+def build_optimizer(model: nn.Module, optimizer_type: str, params: dict[str, Any]) -> torch.optim.Optimizer:
+    """The optimizer for ``optimizer_type`` (any case) over ``model``'s parameters.
+
+    Raises UserError for a type that this trainer does not have.
+    """
+    builder = _BUILDERS.get(optimizer_type.lower())
+    if builder is None:
+        raise UserError(
+            f"optimizer type {optimizer_type!r} is not supported; choose one of AdamW, AdamW8bit, Lion, Muon"
+        )
+    return builder(parameter_groups(model, optimizer_type, params), params)

@@ -1,0 +1,1 @@
+"""Is this run well, and what is done when it is not."""

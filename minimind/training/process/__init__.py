@@ -1,0 +1,1 @@
+"""Ranks, signals and the host as processes."""

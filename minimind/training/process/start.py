@@ -1,0 +1,52 @@
+"""The first and the last moment of a launch script.
+
+First: whoever stops it, while torch and DeepSpeed are imported, is heard, too. Nothing heavy is imported here; that
+takes eight seconds, in which a signal would kill the rank by Python's default, and a launcher that dies would leave an
+orphan.
+
+Last: the process ends with its exit code at once. Python would take everything apart first, process groups with running
+threads among it, and a rank whose work was done has died of that, once in some hundred ends ("terminate called without
+an active exception", exit code 250).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import NoReturn
+
+from minimind.base.display import show_tracebacks
+from minimind.base.errors import UserError
+from minimind.training.process.orphans import end_with_launcher
+from minimind.training.process.signals import StoppedEarly, StopRequest, ignore, say_stopped
+
+
+def start(module: str, *arguments: str) -> NoReturn:
+    """Import ``module`` and exit through its ``main(*arguments, stop=...)``."""
+    show_tracebacks()
+    stop, code = StopRequest(), 0
+    try:
+        stop.install().watch()
+        end_with_launcher()
+        importlib.import_module(module).main(*arguments, stop=stop)
+    except StoppedEarly as stopped:
+        say_stopped(str(stopped))
+    except UserError as error:  # of the import: a DeepSpeed that this trainer can't run with
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except SystemExit as ended:  # argparse's, or main's
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        ignore()
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process with everything written and nothing taken apart."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

@@ -1,0 +1,103 @@
+"""metrics.jsonl: strict JSON Lines that survive kill -9, a full disk and a resume.
+
+Contract. A line is valid JSON: a number that is not finite is null, and its name and value stand in the
+field ``non_finite`` ({"loss": "nan"}). A line reaches the operating system before `append` returns, so that
+kill -9 loses at most a torn last line; readers leave torn lines out and `cut_back` removes them.
+
+Known weakness: written is not fsynced. After a power failure the tail may be missing; resume cuts the file
+back to the checkpoint as usual, and the lines between are written again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from minimind.base.files import append_to, free_name, open_inside, read_inside, write_bytes_durably
+
+FILE_NAME = "metrics.jsonl"
+
+
+def to_line(record: Mapping[str, Any]) -> bytes:
+    """One line of strict JSON; non-finite top-level numbers become null and are named in ``non_finite``."""
+    bad = {k: str(v) for k, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
+    clean = {k: None if k in bad else v for k, v in record.items()}
+    if bad:
+        clean["non_finite"] = bad
+    return json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The record of a whole line, or None for a torn or foreign one."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:  # of which UnicodeDecodeError is one
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a metrics.jsonl in order, without torn or foreign lines. OSError if it can't be read."""
+    with open_inside(path.parent, path.name) as file:
+        for line in file:
+            record = parse_line(line)
+            if record is not None:
+                yield record
+
+
+def cut_back(path: Path, step: int) -> int:
+    """Keep what was written up to optimizer step `step`, atomically; returns how many lines were dropped.
+
+    Kept: everything up to the last training line at or before `step`, and what follows it at that step (its
+    evaluation, its findings). The *last* one: after a rollback inside a run the same steps stand there twice.
+    Written beside the file, fsynced and renamed: a kill in here leaves the old file or the new one.
+    """
+    lines = read_inside(path.parent, path.name).splitlines(keepends=True)
+    whole = [(line, record) for line in lines if (record := parse_line(line)) is not None]
+    steps = [record.get("step") or 0 for _, record in whole]
+    trained = [i for i, (_, r) in enumerate(whole) if r["kind"] == "train" and steps[i] <= step]
+    end = trained[-1] + 1 if trained else 0
+    while end < len(whole) and whole[end][1]["kind"] != "train" and steps[end] <= step:
+        end += 1
+    write_bytes_durably(path, b"".join(line for line, _ in whole[:end]))
+    return len(lines) - end
+
+
+class MetricsFile:
+    """The open metrics.jsonl of a run that is going on."""
+
+    def __init__(self, path: Path, resumed_step: int | None) -> None:
+        """Cut back to `resumed_step`, or with None start a new file.
+
+        A file that a new run finds in its place is renamed to metrics.1.jsonl (2, 3, ...), never deleted.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and resumed_step is not None:
+            cut_back(path, resumed_step)
+        elif os.path.lexists(path):
+            os.rename(path, free_name(path, lambda n: f"{path.stem}.{n}.jsonl"))
+        self.path = path
+        self._file = append_to(path)  # unbuffered: what is written survives kill -9
+        self._torn = False
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line. OSError when the disk does not take it; later lines are whole again when it
+        does.
+        """
+        line = (b"\n" if self._torn else b"") + to_line(
+            record
+        )  # end a torn line, so that only that one is lost
+        self._torn = True
+        written = self._file.write(line)
+        if written != len(line):
+            raise OSError(f"{self.path}: only {written} of {len(line)} bytes were written")
+        self._torn = False
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,326 @@
+"""Every number of a run: to metrics.jsonl, to the console and to wandb, from one record, so that they never
+disagree.
+
+Contract. Only rank 0 writes; on other ranks every call returns at once. One call of `step` is one line of
+metrics.jsonl, whether the loop calls it at each step or at its log cadence. Nothing in here stops a run: a
+full disk, a missing wandb login or a dead network becomes one finding.
+
+Known weakness: the time to the end (ETA) is the mean pace since the first report; it lags when the pace
+changes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from minimind.base.findings import Finding
+from minimind.training.health.ladder import Rollback, describe_rollback
+from minimind.training.record.advice import Adviser
+from minimind.training.record.best import Best
+from minimind.training.record.console import ConsoleLog, Ending
+from minimind.training.record.file import FILE_NAME, MetricsFile, read_metrics
+from minimind.training.record.trackers import WandbLog
+from minimind.training.run.cadence import evaluations
+
+if TYPE_CHECKING:
+    from minimind.config.run import RunConfig
+
+
+PROGRESS_SECONDS = 10.0  # between two looks at an evaluation that takes long
+
+
+@dataclass(frozen=True)
+class SourceLoss:
+    """One weighted source over the steps since the last report: nats per trainable token, and those tokens."""
+
+    source: str
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One optimizer step as reported: what happened at it, and running totals up to it.
+
+    step: 1-based, optimizer steps attempted. tokens: trainable tokens so far. loss: nats per trainable token,
+    mean over the step's global batch. grad_norm: global L2 norm before clipping, unscaled; None where the engine
+    has none. lr: the rate this step used. loss_scale: None outside fp16. skipped: steps so far whose update was
+    not applied. applied: whether this one was. tokens_per_second: global, over the interval since the last
+    report; None while it can't be trusted (the first interval holds warm-up and compilation). seconds: length of
+    that interval. epoch: epochs so far, fractional. sources: at the interval's last step, with weighted sources.
+    """
+
+    step: int
+    tokens: int
+    loss: float
+    grad_norm: float | None
+    lr: float
+    loss_scale: float | None
+    skipped: int
+    applied: bool
+    tokens_per_second: float | None
+    seconds: float
+    epoch: float
+    sources: tuple[SourceLoss, ...] = ()
+
+
+class EvalMetrics(Protocol):
+    """What `Metrics.evaluation` reads from a held-out evaluation: nats per token, bits per UTF-8 byte."""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def bits_per_byte(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run is about to do. None means not known beforehand; the header then says n/a or leaves it
+    out.
+    """
+
+    kind: str  # "pretrain" or "sft"
+    model: str  # preset name or "custom"
+    parameters: int
+    vocab_size: int
+    rows: int  # packed rows in an epoch
+    row_length: int
+    fill: float  # share of row positions that hold a token, 0..1
+    epoch_tokens: int  # trainable tokens in an epoch
+    micro_batch_size: int
+    accumulation: int
+    world_size: int
+    total_steps: int
+    epochs: float
+    precision: str
+    zero_stage: int
+    offload: bool
+    deepspeed_config: str
+    optimizer: str  # "AdamW, lr 1e-3, weight decay 0.01"
+    schedule: str  # "cosine to 0.1 of the peak, warmup 24 steps"
+    gradient_clipping: float
+    device: str
+    output_dir: str
+    memory_bytes: int | None = None  # peak per rank, estimated
+    expected_seconds: float | None = None
+    resumed_step: int | None = None
+    store: str | None = (
+        None  # the training store and the seed: with them `minimind samples` finds a step's lines
+    )
+    seed: int | None = None
+    sources: list[dict[str, Any]] | None = None  # weighted sources: Mixture.describe()
+    eval_remark: str | None = None  # how often it evaluates and why, if it chose that and it is not the usual
+    data: str | None = None  # where the training documents come from
+    held_out: str | None = None  # and the held-out ones
+    resume_command: str | None = None  # the command that goes on with this run
+    tune_command: str | None = None  # the command that fine-tunes its model
+    eval_steps: int | None = None
+    evaluation_cost: float = 0.0  # one evaluation, in optimizer steps
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.micro_batch_size * self.accumulation * self.world_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Row positions in a full step; its trainable tokens are fewer by padding and, in SFT, by the
+        prompts.
+        """
+        return self.rows_per_step * self.row_length
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where a float can't hold it (above 709 nats)."""
+    if math.isnan(loss):
+        return loss
+    return math.exp(loss) if loss < 709 else math.inf
+
+
+class Metrics:
+    """The one place that a training loop reports to."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        run_config: RunConfig,
+        total_steps: int,
+        resumed_step: int | None = None,
+        wandb_id: str | None = None,
+        dry_run: bool = False,
+        best: Best | None = None,
+        console: ConsoleLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """With `resumed_step` metrics.jsonl is cut back to that step; pass the checkpoint's `wandb_id` with it.
+        `best`: the run's own, which is read here and told of losses elsewhere; a rollback replaces it.
+
+        A dry run prints, and touches neither the disk nor wandb.
+        """
+        self.active = rank == 0
+        self.wandb_id, self.best = wandb_id, best or Best()
+        self._wandb: WandbLog | None = None
+        if not self.active:
+            return
+        self._summary: RunSummary | None = None
+        self._progress_said = clock()
+        self._total, self._clock, self._started = total_steps, clock, clock()
+        self._first: tuple[int, float] | None = None  # step and time of the first report
+        self._last: StepMetrics | None = None
+        self._evaluated: tuple[int, float] | None = None  # step and loss
+        self._write_failed = False
+        self.adviser = Adviser(run_dir)
+        self._console = console or ConsoleLog(total_steps, run_config.logging_steps)
+        self._file: MetricsFile | None = None
+        if dry_run:
+            return
+        self._file = MetricsFile(run_dir / FILE_NAME, resumed_step)
+        for record in read_metrics(self._file.path):
+            if record["kind"] == "eval" and record.get("loss") is not None:
+                self._evaluated = (record["step"], record["loss"])
+        if run_config.report_to == "wandb":
+            self._wandb = WandbLog(run_dir, run_config, wandb_id)
+            self.wandb_id = self._wandb.id
+
+    def header(self, summary: RunSummary) -> None:
+        """Say what will happen, before it happens."""
+        if not self.active:
+            return
+        self._summary = summary
+        self.adviser.gradient_clipping = summary.gradient_clipping
+        facts = asdict(summary)
+        facts["task"] = facts.pop("kind")  # "kind" names the sort of line
+        self._write("run", {"step": summary.resumed_step or 0, "time": time.time(), **facts})
+        self._console.header(summary)
+
+    def step(self, metrics: StepMetrics) -> None:
+        if not self.active:
+            return
+        record = {**asdict(metrics), "ppl": perplexity(metrics.loss)}
+        sources = record.pop("sources")
+        self._write("train", record)
+        for source in sources:
+            self._write("source", {"step": metrics.step, **source})
+        if self._first is None or metrics.tokens_per_second is None:  # several steps may be reported at once
+            self._first = (metrics.step, self._clock())
+        self._last = metrics
+        self._console.step(metrics, record["ppl"], self._eta(metrics.step))
+        record.update({f"loss of {source['source']}": source["loss"] for source in sources})
+        self._to_wandb("train", record)
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Batch ``done`` of the ``total`` of an evaluation comes next; shown while it takes long."""
+        now = self._clock() if self.active else 0.0
+        if not self.active or done == 0:
+            self._progress_said = now
+        elif now - self._progress_said >= PROGRESS_SECONDS:
+            self._progress_said = now
+            self._console.evaluating(done, total)
+
+    def evaluation(self, result: EvalMetrics, step: int) -> None:
+        """A held-out evaluation after optimizer step `step`, which `best` has been told of."""
+        if not self.active:
+            return
+        self._evaluated = (step, result.loss)
+        record = {
+            "step": step,
+            "loss": result.loss,
+            "ppl": perplexity(result.loss),
+            "bits_per_byte": result.bits_per_byte,
+            "tokens": result.num_tokens,
+            "best": self.best.step == step,
+        }
+        self._write("eval", record)
+        self._console.evaluation(record)
+        self._to_wandb("eval", record)
+
+    def finding(self, finding: Finding) -> None:
+        if not self.active:
+            return
+        finding = self.adviser.complete(finding)
+        values = {k: v if math.isfinite(v) else str(v) for k, v in finding.values.items()}
+        self._write("finding", asdict(finding) | {"values": values})
+        self._console.finding(finding)
+        if self._wandb:
+            self._wandb.alert(finding)
+
+    def recovery(self, record: Mapping[str, Any]) -> None:
+        """A rung of the recovery ladder: ``step``, ``rung``, ``trouble``, ``samples`` and what else it changed."""
+        if self.active:
+            self._write("recovery", record)
+
+    def rollback(self, rollback: Rollback) -> None:
+        """A rollback, as a record and as a finding. The wandb run goes on: its later steps replace the earlier ones."""
+        self.recovery({"step": rollback.to_step, **asdict(rollback)})
+        self.finding(describe_rollback(rollback))
+
+    def close(self, model: Path | None = None, reason: str = "finished") -> None:
+        """End the run: where the model is (None: none was written) and what to type next. A second call does
+        nothing.
+        """
+        if not self.active:
+            return
+        self.active = False
+        seconds = self._clock() - self._started
+        step = self._last.step if self._last else 0
+        self._write(
+            "end", {"step": step, "reason": reason, "seconds": round(seconds, 3), "time": time.time()}
+        )
+        if self._wandb:
+            self._wandb.finish(failed=model is None)
+            self._wandb_findings()
+        if self._file:
+            self._file.close()
+        best = None if self.best.step is None or self.best.loss is None else (self.best.step, self.best.loss)
+        ending = Ending(reason, seconds, model, self._last, self._evaluated, best)
+        self._console.close(self._summary, ending)
+
+    def _to_wandb(self, section: str, record: Mapping[str, Any]) -> None:
+        if self._wandb is None:
+            return
+        numbers = {f"{section}/{k}": float(v) for k, v in record.items() if k != "step" and v is not None}
+        self._wandb.log(numbers, record["step"])
+        self._wandb_findings()
+
+    def _wandb_findings(self) -> None:
+        for finding in self._wandb.findings() if self._wandb else ():
+            self._console.finding(finding)
+            self._write("finding", asdict(finding))
+
+    def _eta(self, step: int) -> float | None:
+        # From the first report on: compilation and warm-up don't count, evaluations and saves do.
+        if self._first is None or step <= self._first[0]:
+            return None
+        pace = (self._clock() - self._first[1]) / self._work(self._first[0], step)
+        return pace * self._work(step, self._total) if step < self._total else 0.0
+
+    def _work(self, after: int, upto: int) -> float:
+        """The steps from one to another, and the evaluations between them counted as steps.
+
+        That after the last one is known to come and not measured yet when it matters, and may be the longest of all.
+        """
+        summary = self._summary
+        if summary is None or summary.eval_steps is None:
+            return upto - after
+        return (
+            upto - after + summary.evaluation_cost * evaluations(after, upto, self._total, summary.eval_steps)
+        )
+
+    def _write(self, kind: str, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.append({"kind": kind, **record})
+        except OSError as error:
+            if not self._write_failed:  # said once; the numbers still go to the console and to wandb
+                self._write_failed = True
+                self._console.finding(
+                    Finding("metrics-not-written", str(error), "free space; training goes on")
+                )

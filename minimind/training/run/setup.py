@@ -1,0 +1,242 @@
+"""From the command line to the parts of a run: data, model, engine. Each phase is one function.
+
+Rank 0 does what is done once (the built-in corpus, tokenisation); the others wait for it and open the same store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from minimind.base.command_lines import typed
+from minimind.base.errors import UserError
+from minimind.base.hardware import detect
+from minimind.config.deepspeed import Resolved
+from minimind.config.run import RunConfig
+from minimind.data.check.overlap import Overlap, find_overlap
+from minimind.data.records.conversations import Kind
+from minimind.data.store.batches import Batches
+from minimind.data.store.files import MANIFEST
+from minimind.data.store.mixture import Part
+from minimind.data.store.rooms import default_cache, room
+from minimind.data.store.store import TokenStore
+from minimind.model.attention import check_backend
+from minimind.model.transformer import Transformer
+from minimind.text.tokenizer import Tokenizer
+from minimind.training.engine.compilation import pays
+from minimind.training.engine.engine import Engine
+from minimind.training.engine.schedule import Schedule
+from minimind.training.process.ranks import Control
+from minimind.training.run.cadence import evaluation_remark, evaluation_steps, usual_steps
+
+READING = frozenset({"format", "text_field", "map", "encoding", "allow_special"})  # how files are read
+
+
+@dataclass(frozen=True)
+class Data:
+    """Tokenizer and opened stores; ``held_out`` None without an evaluation file, ``parts`` without weights."""
+
+    tokenizer: Tokenizer
+    train: TokenStore
+    held_out: TokenStore | None
+    parts: list[Part] | None = None
+    overlap: Overlap | None = None  # of the held-out documents with the training documents
+
+
+def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
+    """Tokenise on rank 0 (or find the cached store), open on every rank.
+
+    Raises UserError for bad files and for a tokenizer that does not fit the model.
+    """
+    train, held_out, tokenizer, parts = control.first_does(lambda: _prepare(kind, config))
+    loaded = Tokenizer.load(tokenizer)
+    if loaded.vocab_size > config.model.vocab_size:
+        raise UserError(
+            f"{tokenizer}: {loaded.vocab_size} pieces do not fit the model's vocab_size {config.model.vocab_size}; "
+            f"--set model.vocab_size={loaded.vocab_size}"
+        )
+    opened = TokenStore.open(train)
+    if held_out is None:
+        return Data(loaded, opened, None, parts)
+    kept = TokenStore.open(held_out)
+    overlap = control.first_does(lambda: find_overlap(opened, kept, default_cache()))
+    return Data(loaded, opened, kept, parts, overlap)
+
+
+def _prepare(kind: Kind, config: RunConfig) -> tuple[Path, Path | None, Path, list[Part] | None]:
+    """Stores for training and held-out data, the tokenizer's path and the weighted sources."""
+    files, held_out, tokenizer = config.train_paths, list(config.eval_file), config.tokenizer
+    if not files:
+        files, built_in, tokenizer = _built_in(kind, tokenizer)
+        held_out = held_out or built_in
+    if tokenizer is None:
+        raise UserError(f"no tokenizer: make one with `{_tokenizer_command(config)}")
+    loaded = Tokenizer.load(tokenizer)
+    parts = _parts(config)
+    train = _store(files, loaded, kind, config)
+    return train, _store(held_out, loaded, kind, config) if held_out else None, loaded.path, parts
+
+
+def _tokenizer_command(config: RunConfig) -> str:
+    """The command that trains one on the run's own files, and what to do with it."""
+    output = config.output_dir.with_name(f"{config.output_dir.name}-tokenizer")
+    words: list[object] = ["minimind", "train-tokenizer", *config.train_paths, "--output", output]
+    words += ["--vocab-size", config.model.vocab_size]
+    for name in sorted(READING & config.explicit - {"allow_special"}):
+        words += [f"--{name.replace('_', '-')}", getattr(config, name)]
+    words += [
+        f"--{name.replace('_', '-')}" for name in ("allow_special", "skip_bad") if getattr(config, name)
+    ]
+    return f"{typed(*words)}`, then add --tokenizer {typed(output)}"
+
+
+def _parts(config: RunConfig) -> list[Part] | None:
+    """The weighted sources with their numbers of files; None if there are no weights."""
+    from minimind.data.read.sources import expand
+
+    if config.train_weights is None:
+        return None
+
+    def num_files(path: Path) -> int:  # a pipe can be read only once, by prepare
+        piped = str(path) == "-" or path.is_fifo()
+        return 1 if piped else len(expand([path], default_cache() / "spool")[0])
+
+    weighted = zip(config.train_paths, config.train_weights, strict=True)
+    return [Part(str(path), weight, num_files(path)) for path, weight in weighted]
+
+
+def _store(files: list[Path], tokenizer: Tokenizer, kind: Kind, config: RunConfig) -> Path:
+    """The store of these files: one named by the user, or made or found by their contents."""
+    from minimind.data.store.prepare import prepare
+
+    stores = [path for path in files if (path / MANIFEST).is_file() and (path / "tokens.bin").is_file()]
+    if stores and len(files) > 1:
+        raise UserError(
+            f"{stores[0]}: a prepared store can't be mixed with others; name the files it was made of"
+        )
+    if stores:
+        return _finished(stores[0], tokenizer, kind, config)
+    return prepare(
+        files,
+        tokenizer,
+        kind=kind,
+        max_seq_length=config.max_seq_length,
+        workers=config.num_workers,
+        skip_bad=config.skip_bad,
+        max_bad_ratio=config.max_bad_ratio,
+        format=config.format,
+        text_field=config.text_field,
+        mapping=config.map,
+        encoding=config.encoding,
+        allow_special=config.allow_special,
+    )
+
+
+def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -> Path:
+    """A store that `minimind prepare` made, if it fits this run."""
+    store = TokenStore.open(path)
+    made = store.manifest.get("max_seq_length", 0)
+    problem = None
+    if store.manifest.get("tokenizer") != tokenizer.fingerprint:
+        problem = f"was made with another tokenizer than {tokenizer.path}"
+    elif store.kind != kind:
+        problem = f"was made for {store.kind}, not for {kind}"
+    elif kind == "sft" and made > config.max_seq_length:  # packing would cut conversations apart
+        problem = f"was made for rows of {made}, longer than max_seq_length {config.max_seq_length}"
+    elif given := sorted(READING & config.explicit):
+        problem = f"is finished, so {', '.join(given)} can't apply to it"
+    if problem:
+        raise UserError(f"{path}: the store {problem}; prepare the files again, or name them instead")
+    return path
+
+
+def _built_in(kind: Kind, tokenizer: Path | None) -> tuple[list[Path], list[Path], Path]:
+    """The built-in corpus and, unless one is given, a tokenizer trained on it."""
+    from minimind.corpus.corpus import kept_demo, kept_demo_tokenizer
+
+    directory = room(default_cache(), "demo")
+    corpus = kept_demo(directory)
+    tokenizer = tokenizer or kept_demo_tokenizer(corpus, directory)
+    names = ("pretrain.jsonl", "eval.jsonl") if kind == "pretrain" else ("sft.jsonl", "sft_eval.jsonl")
+    return [directory / names[0]], [directory / names[1]], tokenizer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long the run is and how often it looks up, in optimizer steps.
+
+    ``save_by_time``: ``save_steps`` is only the outer plan, see cadence.py. ``eval_remark``: how often, and why, if
+    that was chosen here and is not the usual.
+    """
+
+    total_steps: int
+    save_steps: int
+    eval_steps: int | None
+    schedule: Schedule
+    save_by_time: bool = False
+    eval_remark: str | None = None
+
+
+def plan_steps(config: RunConfig, batches: Batches, held_out: TokenStore | None) -> Plan:
+    """Length, cadences and learning-rate schedule. ``max_steps`` wins over ``num_train_epochs``."""
+    total = config.max_steps or math.ceil(config.num_train_epochs * batches.steps_per_epoch)
+    schedule = Schedule(config.lr_scheduler_type, total, config.warmup(total), config.min_lr_ratio)
+    evaluate, remark = None, None
+    if held_out is not None:
+        evaluate, remark = _plan_evaluations(config, total, batches.rows_per_step, held_out)
+    save_by_time = config.save_steps is None
+    return Plan(total, config.save_steps or usual_steps(total), evaluate, schedule, save_by_time, remark)
+
+
+def _plan_evaluations(
+    config: RunConfig, total: int, rows_per_step: int, held_out: TokenStore
+) -> tuple[int, str | None]:
+    """Steps from one evaluation to the next, and what to say of it. Early stopping needs its usual number."""
+    if config.eval_steps is not None:
+        return config.eval_steps, None
+    if config.early_stopping_patience is not None:
+        every = usual_steps(total)
+    else:
+        every = evaluation_steps(total, rows_per_step * config.max_seq_length, held_out.num_predictions)
+    return every, evaluation_remark(total, every)
+
+
+def make_batches(data: Data, config: RunConfig, resolved: Resolved) -> Batches:
+    """The order of training: a pure function of seed, step, rank and world size."""
+    return Batches(
+        data.train,
+        row_length=config.max_seq_length,
+        micro_batch_size=resolved.micro_batch_size,
+        accumulation=resolved.accumulation,
+        world_size=resolved.world_size,
+        seed=config.seed,
+        parts=data.parts,
+    )
+
+
+def new_model(config: RunConfig) -> Transformer:
+    """A transformer initialised from the seed."""
+    return Transformer(config.model, seed=config.seed)
+
+
+def build_engine(
+    model: Transformer,
+    resolved: Resolved,
+    factor: Callable[[int], float],
+    config: RunConfig,
+    total_steps: int,
+) -> Engine:
+    """The DeepSpeed engine, compiled where that pays in ``total_steps`` steps. ``factor``: share of the peak rate by
+    applied step. Raises UserError for an ``attention_backend`` that can't run here."""
+    model.attention_backend = config.attention_backend
+    model.gradient_checkpointing = config.gradient_checkpointing
+    engine = Engine(model, resolved, factor)
+    check_backend(config.attention_backend, engine.device, model.output_weight.dtype, config.model.head_dim)
+    positions = total_steps * resolved.micro_batch_size * resolved.accumulation * config.max_seq_length
+    flops = positions * model.flops_per_token(config.max_seq_length)
+    automatic = config.compile == "auto" and pays(detect(), resolved.precision, flops)
+    if config.compile == "on" or automatic:
+        engine.compile()
+    return engine

@@ -1,0 +1,92 @@
+"""The options of `launch/lr_sweep.py`, the rates they ask for, and a DeepSpeed JSON at another rate. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from minimind.base.errors import UserError
+from minimind.training.run.arguments import common_parser, with_words
+from minimind.training.sweep.curves import geometric
+
+MIN_STEPS = 10  # fewer can't be told from noise
+PRETRAIN_ONLY = ("--max-steps", "--overfit-one-batch", "--eval-file")  # what a sweep has no use for
+WHICH_RATES = ("--learning-rates", "--from", "--to", "--count")  # options that a new range replaces
+SWEEP_ONLY = (*WHICH_RATES, "--steps", "--range-test")  # and those that pretrain.py lacks
+RATES = ("lr", "muon_lr", "adam_lr")  # optimizer.params that are learning rates
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line: pretraining's configuration and data options, and the rates."""
+    parser = common_parser("lr_sweep")
+    parser.add_argument(
+        "--learning-rates", metavar="R,R,...", help="the rates to try, such as 1e-4,3e-4,1e-3"
+    )
+    parser.add_argument(
+        "--from", dest="low", type=float, metavar="R", help="lowest rate of a geometric range"
+    )
+    parser.add_argument("--to", dest="high", type=float, metavar="R", help="highest rate of that range")
+    parser.add_argument("--count", type=int, default=7, help="rates in that range (default 7)")
+    parser.add_argument("--steps", type=int, help="steps of each run (default 50; --range-test: 100)")
+    parser.add_argument(
+        "--range-test", action="store_true", help="one run, its rate rising from --from to --to step by step"
+    )
+    return with_words(parser, argv)
+
+
+def choose_rates(arguments: argparse.Namespace) -> list[float]:
+    """The rates to try, rising; for a range test the two ends. Raises UserError for ones that make no sense."""
+    low, high, listed = arguments.low, arguments.high, arguments.learning_rates
+    steps = arguments.steps
+    if steps is not None and steps < MIN_STEPS:
+        raise UserError(f"--steps {steps}: too few to tell a trend from noise; give at least {MIN_STEPS}")
+    if listed is not None:
+        if arguments.range_test or low is not None or high is not None:
+            raise UserError(
+                "--learning-rates goes with neither --from, --to nor --range-test: give one of them"
+            )
+        return _listed(listed)
+    if low is None or high is None:
+        raise UserError("which rates? give --learning-rates 1e-4,3e-4,1e-3 or --from 1e-5 --to 1e-2")
+    if not 0 < low < high < math.inf:
+        raise UserError(f"--from {low:g} --to {high:g}: both must be above 0, and --to above --from")
+    if arguments.range_test:
+        return [low, high]
+    if arguments.count < 2:
+        raise UserError(f"--count {arguments.count}: a sweep needs at least 2 rates")
+    return geometric(low, high, arguments.count)
+
+
+def _listed(text: str) -> list[float]:
+    try:
+        rates = sorted({float(word) for word in text.split(",") if word.strip()})
+    except ValueError:
+        raise UserError(
+            f"--learning-rates {text}: expected numbers with commas, like 1e-4,3e-4,1e-3"
+        ) from None
+    if len(rates) < 2 or not all(0 < rate < math.inf for rate in rates):
+        raise UserError(f"--learning-rates {text}: give at least two different rates, all above 0")
+    return rates
+
+
+def rates_at(params: Mapping[str, Any], rate: float) -> dict[str, float]:
+    """Every learning rate among the optimizer's ``params``, scaled together so that AdamW's is ``rate``."""
+    reference = params.get("adam_lr", params["lr"])
+    return {name: rate * (params[name] / reference) for name in RATES if name in params}
+
+
+def with_rate(values: Mapping[str, Any], params: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    """A copy of the DeepSpeed JSON ``values`` at ``rate`` and without a scheduler; ``params``: as resolved before."""
+    edited = copy.deepcopy(dict(values))
+    edited.pop("scheduler", None)
+    if not (edited.get("optimizer") or {}).get(
+        "type"
+    ):  # resolve() fills such a JSON with AdamW from the YAML
+        automatic = dict.fromkeys(("betas", "eps", "weight_decay"), "auto")
+        edited["optimizer"] = {"type": "AdamW", "params": automatic}
+    optimizer = edited["optimizer"]
+    optimizer["params"] = {**(optimizer.get("params") or {}), **rates_at(params, rate)}
+    return edited

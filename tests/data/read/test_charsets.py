@@ -1,0 +1,87 @@
+"""Which encoding a file is in: marks first, then UTF-8, then a guess that must be sure."""
+
+from __future__ import annotations
+
+import codecs
+
+import pytest
+
+from minimind.base.errors import UserError
+from minimind.data.read.charsets import decode, find_encoding, to_utf8
+
+CHINESE = "山上的小猫看见了河边的朋友，天气很好。\n" * 20
+MARKS = {
+    "utf-8": codecs.BOM_UTF8,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+}
+
+
+def find(raw: bytes, complete: bool = True, asked: str | None = None) -> tuple[str, float, int]:
+    return find_encoding(raw, complete, "f.txt", asked)
+
+
+@pytest.mark.parametrize("encoding", MARKS)
+def test_a_mark_decides_whatever_was_asked(encoding: str) -> None:
+    raw = MARKS[encoding] + CHINESE.encode(encoding)
+    assert find(raw) == find(raw, asked="gbk") == (encoding, 1.0, len(MARKS[encoding]))
+    parts = [raw[len(MARKS[encoding]) :][i : i + 7] for i in range(0, len(raw), 7)]
+    assert b"".join(to_utf8(parts, encoding, "f.txt")).decode() == CHINESE
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "gb2312", "gb18030"])
+def test_gb_families_are_one(encoding: str) -> None:
+    raw = CHINESE.encode(encoding)
+    assert find(raw)[0] == "gb18030" and find(raw, asked=encoding) == ("gb18030", 1.0, 0)
+    assert decode(raw.splitlines()[0], "gb18030") == CHINESE.splitlines()[0]
+
+
+def test_what_is_mostly_utf8_is_utf8_with_bad_lines() -> None:
+    good, bad = "海很平静".encode(), "海很平静".encode("gbk")
+    assert find(b"\n".join([good, good, bad])) == ("utf-8", 1.0, 0)
+    assert find(b"plain\nASCII\n") == ("utf-8", 1.0, 0)
+    with pytest.raises(UserError, match="its encoding can't be told"):
+        find(b"\n".join([good, bad, bad]))
+
+
+def test_a_sample_that_ends_inside_a_character_is_no_bad_line() -> None:
+    raw = "海很平静\n山上".encode()[:-1]
+    assert find(raw, complete=False) == ("utf-8", 1.0, 0)
+    one_line = ("海很 " * 9).encode()[:-2]
+    assert find(one_line, complete=False) == ("utf-8", 1.0, 0)
+
+
+@pytest.mark.parametrize("nuls", [6, 40])
+def test_nul_bytes_are_binary_or_utf16_without_its_mark(nuls: int) -> None:
+    with pytest.raises(UserError, match="full of NUL bytes"):
+        find(b"a" * 100 + b"\0" * nuls)
+
+
+def test_a_few_nul_bytes_are_not() -> None:
+    assert find(b"a" * 100 + b"\0" * 3)[0] == "utf-8"
+
+
+def test_a_few_foreign_bytes_are_too_few_to_tell() -> None:
+    short = "今天天气很好我们去玩".encode("gbk")
+    with pytest.raises(
+        UserError, match=r"best guess gb\w+, confidence 1.00 from 20 bytes"
+    ):  # sure, of too little
+        find(short)
+    assert find(short * 2)[0] == "gb18030"
+
+
+def test_bytes_that_are_not_text_are_named_by_their_place() -> None:
+    with pytest.raises(ValueError, match=r"not valid UTF-8 at byte 3 of the line; if the file is GBK"):
+        decode(b"ab\xff", "utf-8")
+    with pytest.raises(ValueError, match=r"not valid GB18030 at byte 1 of the line$"):
+        decode(b"\xff", "gb18030")
+
+
+def test_an_unknown_encoding_and_a_cut_file_are_said() -> None:
+    with pytest.raises(UserError, match="--encoding klingon is not an encoding"):
+        find(b"abc", asked="klingon")
+    with pytest.raises(UserError, match="ends in the middle of a UTF-16-LE character"):
+        list(to_utf8([b"a\0b"], "utf-16-le", "f.txt"))
+    assert list(to_utf8([b"a\0b"], "utf-16-le", "f.txt", final=False)) == [b"a"]
