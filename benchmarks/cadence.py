@@ -71,22 +71,28 @@ def course(costs: Costs, total: int) -> Course:
             with clock.saving():
                 now += save
     evaluations = -(-total // every)
-    return Course(
-        total, every, evaluations, saves, periodic, evaluations * evaluation / now, saves * save / now
-    )
+    return Course(total, every, evaluations, saves, periodic, evaluations * evaluation / now, saves * save / now)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     text = make_corpus(options.data, options.vocab_size, options.row_length, options.held_out_kilobytes)
-    job = shared.job(options, text, "ours", micro_batch=options.micro_batch, total_steps=options.steps,
-                     deepspeed_config=options.deepspeed_config)  # fmt: skip
+    job = shared.job(
+        options,
+        text,
+        "ours",
+        micro_batch=options.micro_batch,
+        total_steps=options.steps,
+        deepspeed_config=options.deepspeed_config,
+    )
     with contextlib.redirect_stdout(sys.stderr):  # the trainer's own lines
         costs = measure(job, options.every)
     about = machine(options.threads)
     print(f"{about['machine']}, {options.threads} thread(s), {options.preset}, {options.deepspeed_config}")
-    print(f"medians: step {median(costs.steps):.3f} s, save {median(costs.saves):.3f} s, "
-          f"evaluation of {options.held_out_kilobytes} kB {median(costs.evaluations):.3f} s")  # fmt: skip
+    print(
+        f"medians: step {median(costs.steps):.3f} s, save {median(costs.saves):.3f} s, "
+        f"evaluation of {options.held_out_kilobytes} kB {median(costs.evaluations):.3f} s"
+    )
     courses = [course(costs, total) for total in options.run_steps]
     print(table(courses))
     results = [asdict(each) for each in courses]
@@ -96,14 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = shared.parser(__doc__)
     parser.add_argument("--steps", type=shared.positive, default=20)
-    parser.add_argument(
-        "--every", type=shared.positive, default=4, help="steps between saves and evaluations"
-    )
+    parser.add_argument("--every", type=shared.positive, default=4, help="steps between saves and evaluations")
     parser.add_argument("--micro-batch", type=shared.positive, default=8)
     parser.add_argument("--held-out-kilobytes", type=shared.positive, default=64)
     parser.add_argument("--deepspeed_config", default="ds_configs/bf16.json")
-    parser.add_argument("--run-steps", type=lambda text: [shared.positive(part) for part in text.split(",")],
-                        default=[150, 1000, 80000])  # fmt: skip
+    parser.add_argument(
+        "--run-steps", type=lambda text: [shared.positive(part) for part in text.split(",")], default=[150, 1000, 80000]
+    )
     return parser.parse_args(arguments)
 
 
@@ -148,8 +153,16 @@ def timed(work: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
 
 def table(courses: Sequence[Course]) -> str:
     """Shares by length of run, each against its ``SHARE`` of the time."""
-    header = ["steps of the run", "evaluate every", "evaluations", "their share", "saves", "periodic ones",
-              "their share", f"each within {SHARE:.0%}"]  # fmt: skip
+    header = [
+        "steps of the run",
+        "evaluate every",
+        "evaluations",
+        "their share",
+        "saves",
+        "periodic ones",
+        "their share",
+        f"each within {SHARE:.0%}",
+    ]
     return markdown(header, [row(each) for each in courses])
 
 
@@ -157,8 +170,15 @@ def row(each: Course) -> list[str]:
     """One line of the table."""
     within = max(each.evaluating, each.saving) <= SHARE
     counts = [f"{each.saves:,}", f"{each.periodic:,}"]
-    return [f"{each.total_steps:,}", f"{each.evaluate_every:,}", f"{each.evaluations:,}", f"{each.evaluating:.2%}",
-            *counts, f"{each.saving:.2%}", "yes" if within else "NO"]  # fmt: skip
+    return [
+        f"{each.total_steps:,}",
+        f"{each.evaluate_every:,}",
+        f"{each.evaluations:,}",
+        f"{each.evaluating:.2%}",
+        *counts,
+        f"{each.saving:.2%}",
+        "yes" if within else "NO",
+    ]
 
 
 if __name__ == "__main__":

@@ -43,18 +43,14 @@ def make_corpus(data: Path, vocab_size: int, row_length: int = 512, held_out_kil
     """Split, train a tokenizer on the training part, tokenise both. Raises UserError if there is no text."""
     files = sorted(data.glob("*.jsonl")) if data.is_dir() else [data]
     if not files or not all(file.is_file() for file in files):
-        raise UserError(
-            f"--data {data}: no .jsonl file there; name a JSON Lines file with a text field, or a folder"
-        )
+        raise UserError(f"--data {data}: no .jsonl file there; name a JSON Lines file with a text field, or a folder")
     name = _key(files, vocab_size, row_length, held_out_kilobytes)
     directory = subdirectory(room(default_cache(), "benchmarks"), name)
     with locked(directory / "lock", lambda message: print(message, file=sys.stderr, flush=True)):
         return _made_in(directory, files, vocab_size, row_length, held_out_kilobytes * 1000)
 
 
-def _made_in(
-    directory: Path, files: Sequence[Path], vocab_size: int, row_length: int, held_out_bytes: int
-) -> Corpus:
+def _made_in(directory: Path, files: Sequence[Path], vocab_size: int, row_length: int, held_out_bytes: int) -> Corpus:
     """What is not in ``directory`` yet is made there; nobody else does so at the same time."""
     parts = [directory / "train.jsonl", directory / "held.jsonl"]
     if not parts[1].exists():

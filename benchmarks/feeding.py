@@ -38,9 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"opening: {1000 * median(_opening(arguments.store) for _ in range(20)):.2f} ms")
     resident, share = shared_pages(arguments.store)
-    print(
-        f"two readers: {resident / 1024:.1f} MiB resident in each, of which its share is {share / 1024:.1f} MiB"
-    )
+    print(f"two readers: {resident / 1024:.1f} MiB resident in each, of which its share is {share / 1024:.1f} MiB")
     feeding(arguments.store, arguments.rows, arguments.row_length, arguments.rounds)
 
 
@@ -53,9 +51,7 @@ def _opening(store: Path) -> float:
 def shared_pages(store: Path) -> tuple[int, int]:
     """(Rss, Pss) in KiB of the store's files in one of two processes that both have read all tokens."""
     command = [sys.executable, "-c", READER, str(store)]
-    readers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for reader in readers:
         assert reader.stdout is not None
         reader.stdout.readline()
@@ -98,9 +94,7 @@ def feeding(path: Path, rows: int, row_length: int, rounds: int) -> None:
         trained.append(time.perf_counter() - ready)
         made.append((ready - started) / 20)
     make, train = median(made[1:]), median(trained[1:])
-    print(
-        f"a micro-batch of {rows} x {row_length}: {1000 * make:.2f} ms to make, {1000 * train:.0f} ms to train on"
-    )
+    print(f"a micro-batch of {rows} x {row_length}: {1000 * make:.2f} ms to make, {1000 * train:.0f} ms to train on")
     print(f"share: {make / train:.3%}")
 
 

@@ -44,9 +44,7 @@ def load_both(directory: Path, options: argparse.Namespace) -> tuple[Transformer
     model = build(*load_pretrained(directory), directory)
     llama = AutoModelForCausalLM.from_pretrained(directory)
     dtype = getattr(torch, options.dtype) if options.dtype else None
-    return model.to(device=device, dtype=dtype or default_dtype(device)).eval(), llama.to(
-        device, dtype
-    ).eval()
+    return model.to(device=device, dtype=dtype or default_dtype(device)).eval(), llama.to(device, dtype).eval()
 
 
 def make_prompts(count: int, vocab: int) -> list[list[int]]:
@@ -65,16 +63,12 @@ def ours(model: Transformer, prompts: list[list[int]], count: int, temperature: 
 def theirs(llama: Any, prompts: list[list[int]], count: int, temperature: float) -> Answers:
     longest, device = max(map(len, prompts)), llama.device
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
-    mask = torch.tensor(
-        [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device
-    )
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     how: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         how = {"do_sample": True, "temperature": temperature, "top_p": 0.95, "top_k": 0}
     with torch.inference_mode():
-        out = llama.generate(
-            ids, attention_mask=mask, max_new_tokens=count, eos_token_id=None, pad_token_id=0, **how
-        )
+        out = llama.generate(ids, attention_mask=mask, max_new_tokens=count, eos_token_id=None, pad_token_id=0, **how)
     return [row[longest:] for row in out.tolist()]
 
 
@@ -89,9 +83,7 @@ def measure(forms: dict[str, Callable[[], Answers]], rounds: int) -> dict[str, l
     return seconds
 
 
-def compare(
-    model: Transformer, llama: Any, batch: int, count: int, temperature: float, rounds: int
-) -> dict[str, Any]:
+def compare(model: Transformer, llama: Any, batch: int, count: int, temperature: float, rounds: int) -> dict[str, Any]:
     prompts = make_prompts(batch, model.config.vocab_size)
     forms = {
         "minimind": lambda: ours(model, prompts, count, temperature),
@@ -103,36 +95,34 @@ def compare(
     speed = {name: batch * count / statistics.median(values) for name, values in seconds.items()}
     ratios = [t / o for o, t in zip(seconds["minimind"], seconds["transformers"], strict=True)]
     best = min(seconds["transformers"]) / min(seconds["minimind"])
-    return {"batch": batch, "same_answers": f"{same}/{batch}", "tokens_per_second": speed,
-            "ratio": statistics.median(ratios), "ratio_of_best": best, "seconds": seconds}  # fmt: skip
+    return {
+        "batch": batch,
+        "same_answers": f"{same}/{batch}",
+        "tokens_per_second": speed,
+        "ratio": statistics.median(ratios),
+        "ratio_of_best": best,
+        "seconds": seconds,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="26m", choices=PRESETS)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--saved-dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16", "float16"], help="instead of each side's default"
-    )
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="instead of each side's default")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model, llama = load_both(Path(directory), options)
-    print(
-        f"minimind in {model.output_weight.dtype}, transformers in {llama.dtype}, {torch.get_num_threads()} threads"
-    )
+    print(f"minimind in {model.output_weight.dtype}, transformers in {llama.dtype}, {torch.get_num_threads()} threads")
     results = []
     for batch in (1, 16):
         result = compare(model, llama, batch, options.new_tokens, options.temperature, options.rounds)
         results.append(result)
-        speeds = "   ".join(
-            f"{name} {speed:7.1f} tokens/s" for name, speed in result["tokens_per_second"].items()
-        )
+        speeds = "   ".join(f"{name} {speed:7.1f} tokens/s" for name, speed in result["tokens_per_second"].items())
         print(
             f"batch {batch:2d}   {speeds}   ratio {result['ratio']:.2f} (best rounds {result['ratio_of_best']:.2f})   "
             f"same answers {result['same_answers']}"

@@ -58,12 +58,19 @@ class Form:
     def job(self, options: argparse.Namespace, text: Corpus) -> Job:
         """What its process does."""
         compiling = self.compiled and not options.cpu
-        changes: dict[str, Any] = {"precision": self.precision, "compile": compiling,
-                                   "micro_batch": options.micro_batch, "total_steps": options.total_steps}  # fmt: skip
+        changes: dict[str, Any] = {
+            "precision": self.precision,
+            "compile": compiling,
+            "micro_batch": options.micro_batch,
+            "total_steps": options.total_steps,
+        }
         if self.deepspeed_config:
             changes["deepspeed_config"] = f"ds_configs/{self.deepspeed_config}.json"
-            changes["settings"] = {"compile": "on" if compiling else "off", "emulate_fp16": options.cpu,
-                                   "attention_backend": self.attention}  # fmt: skip
+            changes["settings"] = {
+                "compile": "on" if compiling else "off",
+                "emulate_fp16": options.cpu,
+                "attention_backend": self.attention,
+            }
         return shared.job(options, text, self.side, **changes)
 
 
@@ -129,9 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     hardware = detect()
     if hardware.device_type != "cuda" and not options.cpu:
-        raise UserError(
-            "no CUDA GPU here; benchmarks/trainer.py measures on a CPU, --cpu tries this script out"
-        )
+        raise UserError("no CUDA GPU here; benchmarks/trainer.py measures on a CPU, --cpu tries this script out")
     budget = Budget(options.budget)
     text = shared.corpus(options)
     results = run(options, text, budget)
@@ -144,9 +149,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=shared.positive, default=8)
     parser.add_argument("--steps", type=shared.positive, default=25, help="optimizer steps a round")
     parser.add_argument("--warmup", type=shared.positive, default=10)
-    parser.add_argument(
-        "--micro-batch", type=shared.positive, default=64, help="rows a step; less for a small GPU"
-    )
+    parser.add_argument("--micro-batch", type=shared.positive, default=64, help="rows a step; less for a small GPU")
     parser.add_argument("--target", type=float, default=2.6, help="held-out bits a byte")
     parser.add_argument("--only", type=_forms, default=list(FORMS), help="comma-separated names")
     parser.add_argument("--cpu", action="store_true", help="run without a GPU, to try the script out")
@@ -222,8 +225,10 @@ def report(options: argparse.Namespace, machine: str, device: str, results: Sequ
     model = Transformer(ModelConfig.preset(options.preset, vocab_size=options.vocab_size), seed=None)
     flops = model.flops_per_token(options.row_length)
     lines = figures(results, options, flops, device)
-    print(f"{machine}; {options.preset}, micro-batch {options.micro_batch} x {options.row_length}; "
-          f"MFU: {flops / 1e6:.0f} MFLOP a token, {_peak_text(device)}")  # fmt: skip
+    print(
+        f"{machine}; {options.preset}, micro-batch {options.micro_batch} x {options.row_length}; "
+        f"MFU: {flops / 1e6:.0f} MFLOP a token, {_peak_text(device)}"
+    )
     print(table(lines, options.target))
     for line in promises({line["form"]: line for line in lines}, device):
         print(line)
@@ -245,13 +250,9 @@ def _peak_text(device: str) -> str:
     return f"peak {half / 1e12:.0f} TFLOP/s in half, {single / 1e12:.0f} in fp32 (dense, data sheet)"
 
 
-def figures(
-    results: Sequence[Result], options: argparse.Namespace, flops: float, device: str
-) -> list[dict[str, Any]]:
+def figures(results: Sequence[Result], options: argparse.Namespace, flops: float, device: str) -> list[dict[str, Any]]:
     """Everything known of each form, for the table and the JSON; None where there is nothing."""
-    speeds = {
-        (item.form.precision, item.form.compiled): item.rounds for item in results if item.form.side == "bare"
-    }
+    speeds = {(item.form.precision, item.form.compiled): item.rounds for item in results if item.form.side == "bare"}
     return [_figures(item, speeds, options.target, flops, device) for item in results]
 
 
@@ -286,8 +287,15 @@ def _row(line: Mapping[str, Any]) -> list[str]:
 
     reached = line["to_target"]
     target = f"{reached[0]:.1f} s, {reached[1] / 1e3:,.0f}k tokens" if reached else "not reached"
-    return [line["form"], text("tokens_per_second", ",.0f"), text("mfu", ".1%"), text("peak_bytes", ",.2f", 2**-30),
-            text("of_bare", ".2f"), target, line["note"]]  # fmt: skip
+    return [
+        line["form"],
+        text("tokens_per_second", ",.0f"),
+        text("mfu", ".1%"),
+        text("peak_bytes", ",.2f", 2**-30),
+        text("of_bare", ".2f"),
+        target,
+        line["note"],
+    ]
 
 
 def promises(lines: Mapping[str, Mapping[str, Any]], device: str) -> list[str]:

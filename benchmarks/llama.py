@@ -45,9 +45,7 @@ def held_out(llama: Any, job: Job) -> dict[str, Any]:
 def held_out_of(model: Transformer, job: Job) -> dict[str, Any]:
     """Loss and bits per byte of one of our models, in its own precision."""
     store, device = TokenStore.open(job.held_out), model.output_weight.device
-    result = evaluate(
-        model, SequentialBatches(store, job.row_length, job.micro_batch), device, 0, store.num_bytes
-    )
+    result = evaluate(model, SequentialBatches(store, job.row_length, job.micro_batch), device, 0, store.num_bytes)
     return {"loss": result.loss, "bits_per_byte": result.bits_per_byte}
 
 
@@ -56,11 +54,7 @@ def documents(job: Job, longest: int) -> list[list[int]]:
     store = TokenStore.open(job.train)
     if job.documents == "rows":
         batches = Batches(store, job.row_length, job.micro_batch, accumulation=1, world_size=1, seed=job.seed)
-        return [
-            row
-            for step in range(job.total_steps)
-            for row in batches.micro_batches(step, 0)[0].input_ids.tolist()
-        ]
+        return [row for step in range(job.total_steps) for row in batches.micro_batches(step, 0)[0].input_ids.tolist()]
     order = np.random.default_rng(job.seed).permutation(len(store))
     return [cut(store.document(int(index)).tolist(), longest) for index in order]
 

@@ -61,20 +61,7 @@ def slope(samples: list[Sample]) -> float:
 def write_corpus(directory: Path) -> tuple[Path, Path]:
     """A small text file and a tokenizer for it."""
     draw = random.Random(0)
-    words = [
-        "river",
-        "stone",
-        "little",
-        "house",
-        "walks",
-        "sings",
-        "bright",
-        "到",
-        "山上",
-        "小猫",
-        "看见",
-        "朋友",
-    ]
+    words = ["river", "stone", "little", "house", "walks", "sings", "bright", "到", "山上", "小猫", "看见", "朋友"]
     texts = [" ".join(draw.choices(words, k=draw.randint(3, 60))) for _ in range(200)]
     file = directory / "text.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

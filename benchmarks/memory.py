@@ -87,9 +87,7 @@ def table(peaks: Mapping[str, Mapping[int, int]], memory: int) -> str:
         cells = [f"{own[rows] / 2**20:,.0f} MiB ({own[rows] / peaks[REFERENCE][rows]:.2f})" for rows in sizes]
         slope = (own[sizes[-1]] - own[sizes[0]]) / max(sizes[-1] - sizes[0], 1) / 2**20
         fits = largest(own, memory)
-        lines.append(
-            [name, *cells, f"{slope:.1f} MiB" if len(sizes) > 1 else "n/a", f"{fits:,}" if fits else "n/a"]
-        )
+        lines.append([name, *cells, f"{slope:.1f} MiB" if len(sizes) > 1 else "n/a", f"{fits:,}" if fits else "n/a"])
     header = ["form", *(f"{rows} rows" for rows in sizes), "a row", f"rows in {memory / 2**30:.0f} GiB"]
     return markdown(header, lines)
 

@@ -51,18 +51,21 @@ def job(options: argparse.Namespace, text: Corpus, side: str, **changes: Any) ->
     """
     if "precision" not in changes:
         changes["precision"] = precision_of(changes.get("deepspeed_config", Job.deepspeed_config), changes)
-    shared = {"preset": options.preset, "vocab_size": options.vocab_size, "row_length": options.row_length,
-              "threads": options.threads, "tokenizer": str(text.tokenizer), "train": str(text.train),
-              "held_out": str(text.held_out)}  # fmt: skip
+    shared = {
+        "preset": options.preset,
+        "vocab_size": options.vocab_size,
+        "row_length": options.row_length,
+        "threads": options.threads,
+        "tokenizer": str(text.tokenizer),
+        "train": str(text.train),
+        "held_out": str(text.held_out),
+    }
     return Job(side=side, **{**shared, **changes})
 
 
 def precision_of(deepspeed_config: str, changes: Mapping[str, Any]) -> str:
     """What our trainer would compute in with this JSON, on this machine."""
-    values = {
-        "per_device_train_batch_size": changes.get("micro_batch", Job.micro_batch),
-        **changes.get("settings", {}),
-    }
+    values = {"per_device_train_batch_size": changes.get("micro_batch", Job.micro_batch), **changes.get("settings", {})}
     config = load_run_config(None, [], values)
     return resolve(ROOT / deepspeed_config, config, 1, detect(), config.emulate_fp16).precision
 

@@ -24,10 +24,7 @@ TOKENS = ACCUMULATION * 64 * 512  # by GPU and optimizer step
 H200_MFU = 0.25
 NVLINK, NETWORK = 360e9, 10e9  # bytes/s each way by GPU: 80% of NVLink 4 (450 GB/s) and of 100 Gb/s
 
-PRETRAIN_TOKENS, SFT_TOKENS = (
-    330e6,
-    250e6,
-)  # an epoch of MiniMind's 1.6 GB and 1.2 GB sets at 1.6 characters a token
+PRETRAIN_TOKENS, SFT_TOKENS = (330e6, 250e6)  # an epoch of MiniMind's 1.6 GB and 1.2 GB sets at 1.6 characters a token
 MFUS = (0.20, 0.25, 0.30, 0.35, 0.40, 0.50)
 
 
@@ -56,8 +53,16 @@ def communication(model: Transformer) -> str:
         inside = [_share(size / NVLINK, compute) if gpus <= 8 else "" for size in sent[1:]]
         across = [_share(size / NETWORK, compute) if gpus > 1 else "" for size in sent[1:]]
         rows.append([str(gpus), *(f"{size / 1e6:.0f} MB" for size in sent), *inside, *across])
-    header = ["GPUs", "stage 0, fp32", "stage 1", "stage 2", "stage 1, NVLink", "stage 2, NVLink",
-              "stage 1, 100 Gb/s", "stage 2, 100 Gb/s"]  # fmt: skip
+    header = [
+        "GPUs",
+        "stage 0, fp32",
+        "stage 1",
+        "stage 2",
+        "stage 1, NVLink",
+        "stage 2, NVLink",
+        "stage 1, 100 Gb/s",
+        "stage 2, 100 Gb/s",
+    ]
     return markdown(header, rows)
 
 

@@ -33,9 +33,7 @@ VOCABULARY = 6400
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Time preparing against Hugging Face tokenizers one text at a time."
-    )
+    parser = argparse.ArgumentParser(description="Time preparing against Hugging Face tokenizers one text at a time.")
     parser.add_argument("files", nargs="+", type=Path, help="JSON Lines with a text field")
     parser.add_argument("--workers", type=int, default=default_workers())
     parser.add_argument("--rounds", type=int, default=3)
@@ -59,12 +57,7 @@ def compare_speed(files: Sequence[Path], workers: int, rounds: int) -> None:
         theirs = _train_hugging_face(files)
         sides: dict[str, Callable[[int], object]] = {
             "minimind prepare": lambda n: prepare(
-                files,
-                ours,
-                Path(scratch) / f"store{n}",
-                cache_dir=Path(scratch),
-                workers=workers,
-                say=lambda _: None,
+                files, ours, Path(scratch) / f"store{n}", cache_dir=Path(scratch), workers=workers, say=lambda _: None
             ),
             "tokenizers, one at a time": lambda _: _one_at_a_time(files, theirs),
         }
@@ -90,15 +83,7 @@ def compare_memory(files: Sequence[Path], gigabytes: float, workers: int) -> Non
         for size in (gigabytes / 4, gigabytes):
             big = Path(scratch) / "big.jsonl"
             _write_numbered(big, _texts(files), int(size * 1e9))
-            command = [
-                sys.executable,
-                __file__,
-                str(big),
-                "--memory-of",
-                str(tokenizer),
-                "--workers",
-                str(workers),
-            ]
+            command = [sys.executable, __file__, str(big), "--memory-of", str(tokenizer), "--workers", str(workers)]
             print(
                 f"{size:.2f} GB: {subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()}"
             )

@@ -38,16 +38,7 @@ from minimind.training.record.recorder import Progress, Recorder
 from minimind.training.run import setup
 
 WARM_UP = 2
-PARTS = (
-    "data",
-    "forward: body",
-    "forward: loss",
-    "forward: DeepSpeed",
-    "backward",
-    "update",
-    "logging",
-    "other",
-)
+PARTS = ("data", "forward: body", "forward: loss", "forward: DeepSpeed", "backward", "update", "logging", "other")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -87,9 +78,7 @@ def build(options: argparse.Namespace) -> tuple[RunConfig, Engine, Batches]:
     start_processes(config.emulate_fp16)
     data = setup.prepare_data(Control(), "pretrain", config)
     batches = setup.make_batches(data, config, resolved)
-    engine = setup.build_engine(
-        setup.new_model(config), resolved, lambda step: 1.0, config, total_steps=10**6
-    )
+    engine = setup.build_engine(setup.new_model(config), resolved, lambda step: 1.0, config, total_steps=10**6)
     return config, engine, batches
 
 
@@ -155,9 +144,7 @@ def best_seconds(work: Callable[[], Any], device: torch.device, rounds: int = 4)
     return min(seconds)
 
 
-def product_seconds(
-    tokens: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
-) -> float:
+def product_seconds(tokens: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> float:
     """One weight's three products, each timed alone."""
     x = torch.randn(tokens, inputs, device=device).to(dtype)
     weight = torch.randn(outputs, inputs, device=device).to(dtype)
@@ -166,9 +153,7 @@ def product_seconds(
     return sum(best_seconds(form, device) for form in forms)
 
 
-def roofline(
-    config: RunConfig, tokens: int, dtype: torch.dtype, device: torch.device
-) -> list[dict[str, Any]]:
+def roofline(config: RunConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> list[dict[str, Any]]:
     """Each kind of product: GFLOP, seconds and GFLOP/s of all of a micro-batch's products of that kind."""
     table = []
     for name, (inputs, outputs, count) in products(config, tokens).items():
@@ -200,9 +185,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deepspeed_config", type=Path, help="default: the shipped JSON for this machine")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")

@@ -31,8 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     workers: dict[str, Worker] = {}
     try:
         for ranks in (1, 2):
-            job = shared.job(options, text, "ours", ranks=ranks, total_steps=total, settings=settings, threads=1,
-                             micro_batch=options.micro_batch, deepspeed_config=options.deepspeed_config)  # fmt: skip
+            job = shared.job(
+                options,
+                text,
+                "ours",
+                ranks=ranks,
+                total_steps=total,
+                settings=settings,
+                threads=1,
+                micro_batch=options.micro_batch,
+                deepspeed_config=options.deepspeed_config,
+            )
             workers[f"{ranks} rank{'s' if ranks > 1 else ''}"] = Worker(f"{ranks} ranks", job)
         rounds = alternate(workers, options.rounds, options.steps, options.warmup)
         sent = workers["2 ranks"].ask("steps 1")["traffic"]
@@ -41,9 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             worker.close()
     shares = efficiencies(rounds["1 rank"], rounds["2 ranks"])
     about = machine(1)
-    print(
-        f"{about['machine']}, {options.preset}, {options.deepspeed_config}, accumulation {options.accumulation}"
-    )
+    print(f"{about['machine']}, {options.preset}, {options.deepspeed_config}, accumulation {options.accumulation}")
     print(f"efficiency of two ranks: {spread(shares)}")
     print(table(sent))
     write_json(options.json, about | {"efficiency": shares, "traffic": sent, "preset": options.preset})

@@ -42,9 +42,7 @@ class BareLoop:
         config = ModelConfig.preset(job.preset, vocab_size=job.vocab_size)
         wide = Transformer(config, seed=job.seed).to(self.device)
         half = job.precision != "fp32"
-        self.model = (
-            Transformer(config, seed=job.seed).to(self.device, DTYPES[job.precision]) if half else wide
-        )
+        self.model = Transformer(config, seed=job.seed).to(self.device, DTYPES[job.precision]) if half else wide
         self.masters = list(wide.parameters())
         groups = parameter_groups(wide, "AdamW", {"weight_decay": 0.01})
         self.peak_rate = job.peak_rate

@@ -83,9 +83,7 @@ def _trainer(job: Job, directory: str, texts: list[list[int]], padder: Padder, c
         remove_unused_columns=False,
     )
     callbacks = [_pace(padder, commands)]
-    return Trainer(
-        model=new_llama(job), args=arguments, train_dataset=rows, data_collator=padder, callbacks=callbacks
-    )
+    return Trainer(model=new_llama(job), args=arguments, train_dataset=rows, data_collator=padder, callbacks=callbacks)
 
 
 def _deepspeed(job: Job, directory: str) -> str:

@@ -52,9 +52,7 @@ def serve(job: Job, commands: Commands) -> None:
             loop.train(run)
 
 
-def paced(
-    work: Callable[..., Any], run: loop.Run, commands: Commands, traffic: Traffic
-) -> Callable[..., Any]:
+def paced(work: Callable[..., Any], run: loop.Run, commands: Commands, traffic: Traffic) -> Callable[..., Any]:
     """The loop's ``train_step``, which before the first step of a round waits for the parent.
 
     So what follows a step (reports, health, fetching the next rows) counts, and what a run does once does not.
@@ -83,27 +81,27 @@ def make_run(job: Job, directory: Path) -> loop.Run:
     """What main.run builds, from a job instead of a command line. Our checkpoints are switched off."""
     preset = {"preset": job.preset, "vocab_size": job.vocab_size}
     values: dict[str, Any] = {
-        "model": preset, "max_seq_length": job.row_length, "per_device_train_batch_size": job.micro_batch,
-        "max_steps": job.total_steps, "output_dir": str(directory), "seed": job.seed, **job.settings}  # fmt: skip
+        "model": preset,
+        "max_seq_length": job.row_length,
+        "per_device_train_batch_size": job.micro_batch,
+        "max_steps": job.total_steps,
+        "output_dir": str(directory),
+        "seed": job.seed,
+        **job.settings,
+    }
     config = load_run_config(None, [], values)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     resolved = resolve(Path(job.deepspeed_config), config, world, detect(), config.emulate_fp16)
-    data = setup.Data(
-        Tokenizer.load(job.tokenizer), TokenStore.open(job.train), TokenStore.open(job.held_out)
-    )
+    data = setup.Data(Tokenizer.load(job.tokenizer), TokenStore.open(job.train), TokenStore.open(job.held_out))
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches, held_out=None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
-    engine = setup.build_engine(
-        setup.new_model(config), resolved, plan.schedule.factor, config, plan.total_steps
-    )
+    engine = setup.build_engine(setup.new_model(config), resolved, plan.schedule.factor, config, plan.total_steps)
     metrics = Metrics(directory, engine.rank, config, plan.total_steps)
     loop.save = lambda run, best=False: None  # type: ignore[assignment]
     plan = replace(plan, save_steps=2**62, save_by_time=False)
     saver = Saver(engine, Control("saving"), directory, keep=1, protected=set())
-    return loop.Run(
-        config, data, batches, plan, engine, metrics, Progress(), StopRequest(), directory, {}, saver
-    )
+    return loop.Run(config, data, batches, plan, engine, metrics, Progress(), StopRequest(), directory, {}, saver)
 
 
 def held_out(run: loop.Run) -> dict[str, Any]:

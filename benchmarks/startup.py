@@ -33,7 +33,7 @@ PARTS = {  # part -> (module, function) that it is the time of
     "run files": [("main", "open_directory"), ("main", "open_metrics")],
     "speed estimate": [("summary", "measure_tokens_per_second")],
     "first step": [("loop", "train_step")],
-}  # fmt: skip
+}
 
 
 def child(arguments: list[str]) -> None:
@@ -113,9 +113,7 @@ def default_options() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("options", nargs="*", help="options of launch/pretrain.py, after --")
@@ -124,9 +122,7 @@ def main() -> None:
     one_start(options)
     rounds = [one_start(options) for _ in range(arguments.rounds)]
     rounds = [one | {"minimind --help": help_seconds()} for one in rounds]
-    medians = {
-        part: [statistics.median(one[part][i] for one in rounds) for i in (0, 1)] for part in rounds[0]
-    }
+    medians = {part: [statistics.median(one[part][i] for one in rounds) for i in (0, 1)] for part in rounds[0]}
     print(f"{'':20} {'clock':>8} {'CPU':>8}")
     for part, (wall, cpu) in medians.items():
         print(f"{part:20} {wall:6.2f} s {cpu:6.2f} s")

@@ -85,13 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name}, seed {seed}: {bits[-1]:.3f} bits/byte", file=sys.stderr, flush=True)
         results.append((trial, bits))
     about = machine(options.threads)
-    print(
-        f"{about['machine']}, {options.preset}, {recipe.deepspeed_config}, {options.tokens:,} tokens a trial"
-    )
+    print(f"{about['machine']}, {options.preset}, {recipe.deepspeed_config}, {options.tokens:,} tokens a trial")
     print(table(results))
-    rows = [
-        {"setting": trial.setting, "value": trial.value, "bits_per_byte": bits} for trial, bits in results
-    ]
+    rows = [{"setting": trial.setting, "value": trial.value, "bits_per_byte": bits} for trial, bits in results]
     write_json(options.json, about | {"recipe": options.recipe, "tokens": options.tokens, "trials": rows})
 
 
@@ -114,19 +110,14 @@ def trials(recipe: Recipe, shipped: Mapping[str, Any], only: Sequence[str] | Non
     if unknown:
         raise UserError(f"--settings {unknown[0]}: it is none of {', '.join(values)}")
     config = load_run_config(None)
-    settings = {
-        "warmup_ratio": config.warmup_ratio,
-        "model.initializer_range": config.model.initializer_range,
-    }
+    settings = {"warmup_ratio": config.warmup_ratio, "model.initializer_range": config.model.initializer_range}
     standard = {**shipped, **settings, "rows": DEFAULT_ROWS}
     tried = {name: values[name] for name in only or values}
     changed = [Trial(name, value) for name, of in tried.items() for value in of if value != standard[name]]
     return [Trial(), *changed]
 
 
-def run(
-    trial: Trial, shipped: Mapping[str, Any], options: argparse.Namespace, make: Callable[..., Job]
-) -> float:
+def run(trial: Trial, shipped: Mapping[str, Any], options: argparse.Namespace, make: Callable[..., Job]) -> float:
     """Held-out bits a byte after one training."""
     rows, settings = DEFAULT_ROWS, {}
     parameters = dict(shipped["optimizer"]["params"])
@@ -139,11 +130,10 @@ def run(
     steps = -(-options.tokens // (rows * options.row_length))
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "deepspeed.json"
-        config.write_text(
-            json.dumps({**shipped, "optimizer": {**shipped["optimizer"], "params": parameters}})
+        config.write_text(json.dumps({**shipped, "optimizer": {**shipped["optimizer"], "params": parameters}}))
+        worker = Worker(
+            trial.setting, make(total_steps=steps, micro_batch=rows, deepspeed_config=str(config), settings=settings)
         )
-        worker = Worker(trial.setting, make(total_steps=steps, micro_batch=rows, deepspeed_config=str(config),
-                                            settings=settings))  # fmt: skip
         try:
             worker.train(steps)
             return float(worker.ask("evaluate")["bits_per_byte"])
@@ -154,9 +144,15 @@ def run(
 def table(results: Sequence[tuple[Trial, Sequence[float]]]) -> str:
     """One line a trial: bits a byte over the seeds, and the distance from the shipped recipe, seed by seed."""
     shipped = results[0][1]
-    rows = [[trial.setting or "as shipped", "" if trial.value is None else str(trial.value), spread(bits, ".3f"),
-             spread([own - other for own, other in zip(bits, shipped, strict=True)], "+.3f")]
-            for trial, bits in results]  # fmt: skip
+    rows = [
+        [
+            trial.setting or "as shipped",
+            "" if trial.value is None else str(trial.value),
+            spread(bits, ".3f"),
+            spread([own - other for own, other in zip(bits, shipped, strict=True)], "+.3f"),
+        ]
+        for trial, bits in results
+    ]
     return markdown(["setting", "value", "held-out bits/byte", "against shipped"], rows)
 
 

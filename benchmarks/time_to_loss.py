@@ -84,9 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds.append((goal(courses, options.target), courses))
         print(f"round {number + 1}\n{table(rounds[-1:])}", file=sys.stderr, flush=True)
     about = machine(options.threads)
-    print(
-        f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, {options.rounds} round(s)"
-    )
+    print(f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, {options.rounds} round(s)")
     print(table(rounds))
     curves = [{name: course.points for name, course in courses.items()} for _, courses in rounds]
     targets = [target for target, _ in rounds]
@@ -101,8 +99,15 @@ def one_round(options: argparse.Namespace, text: Corpus, seed: int) -> dict[str,
             side, changes = RECIPES[name]
             if side == LEADER:  # MiniMind's own: autocast on a GPU only
                 changes = {"precision": "bf16" if detect().device_type == "cuda" else "fp32", **changes}
-            job = shared.job(options, text, side, total_steps=options.max_steps, micro_batch=options.micro_batch,
-                             seed=seed, **changes)  # fmt: skip
+            job = shared.job(
+                options,
+                text,
+                side,
+                total_steps=options.max_steps,
+                micro_batch=options.micro_batch,
+                seed=seed,
+                **changes,
+            )
             workers[name] = Worker(name, job)
         return race(workers, options.max_steps, options.every, options.target)
     finally:
@@ -117,9 +122,7 @@ def goal(courses: Mapping[str, Course], target: float | None) -> float:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = shared.parser(__doc__)
-    parser.add_argument(
-        "--target", type=float, help="held-out bits a byte; default: what MiniMind's recipe reaches"
-    )
+    parser.add_argument("--target", type=float, help="held-out bits a byte; default: what MiniMind's recipe reaches")
     parser.add_argument("--rounds", type=shared.positive, default=5)
     parser.add_argument("--max-steps", type=shared.positive, default=60)
     parser.add_argument("--every", type=shared.positive, default=5, help="steps between evaluations")
@@ -136,9 +139,7 @@ def _recipes(text: str) -> list[str]:
     return names
 
 
-def race(
-    workers: Mapping[str, Worker], max_steps: int, every: int, target: float | None
-) -> dict[str, Course]:
+def race(workers: Mapping[str, Worker], max_steps: int, every: int, target: float | None) -> dict[str, Course]:
     """MiniMind to the target or the end of its steps, our recipes abreast of it in loss."""
     courses = {name: Course() for name in workers}
     leader = courses[LEADER]
@@ -171,8 +172,12 @@ def _line(name: str, rounds: Sequence[tuple[float, Mapping[str, Course]]]) -> li
         return [name, f"not reached in {len(rounds) - len(reached)} of {len(rounds)} round(s)", "", "", ""]
     steps = [courses[name].steps_at(crossing) for (_, courses), crossing in zip(rounds, reached, strict=True)]
     references = [courses[LEADER].crossing(target) for target, courses in rounds]
-    return [name, f"{median(steps):g} ({min(steps)}..{max(steps)})", f"{median(c[2] for c in reached):.3f}",
-            *(_share(reached, references, part) for part in (0, 1))]  # fmt: skip
+    return [
+        name,
+        f"{median(steps):g} ({min(steps)}..{max(steps)})",
+        f"{median(c[2] for c in reached):.3f}",
+        *(_share(reached, references, part) for part in (0, 1)),
+    ]
 
 
 def _share(reached: Sequence[Point], references: Sequence[Point | None], part: int) -> str:

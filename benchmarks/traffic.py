@@ -78,9 +78,7 @@ def counting() -> Iterator[Traffic]:
     for name, original in originals.items():
         setattr(dist, name, _counted(traffic, name, original))
     backend = _deepspeed_backend()
-    kept = {
-        name: getattr(backend, name) for name in ("all_gather_function", "reduce_scatter_function") if backend
-    }
+    kept = {name: getattr(backend, name) for name in ("all_gather_function", "reduce_scatter_function") if backend}
     for name, original in kept.items():
         setattr(backend, name, _counted(traffic, original.__name__, original))
     try:

@@ -52,15 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             worker.close()
     about = machine(options.threads)
     precisions = {side: computed_in(worker.job.precision, detect()) for side, worker in workers.items()}
-    print(
-        f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, {options.rounds} rounds"
-    )
+    print(f"{about['machine']}, {options.threads} thread(s) a side, {options.preset}, {options.rounds} rounds")
     print(table(rounds, precisions))
-    about |= {
-        "preset": options.preset,
-        "deepspeed_config": options.deepspeed_config,
-        "precisions": precisions,
-    }
+    about |= {"preset": options.preset, "deepspeed_config": options.deepspeed_config, "precisions": precisions}
     write_json(options.json, about | {"results": results(rounds)})
 
 
@@ -70,12 +64,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=shared.positive, default=3, help="optimizer steps a round")
     parser.add_argument("--warmup", type=shared.positive, default=2)
     parser.add_argument("--micro-batch", type=shared.positive, default=8, help="packed rows a step")
-    parser.add_argument(
-        "--deepspeed_config", default=str(choose_config()[0]), help="its precision is every side's"
-    )
-    parser.add_argument(
-        "--sides", type=_sides, default=list(SIDES), help="comma-separated; ours is always one"
-    )
+    parser.add_argument("--deepspeed_config", default=str(choose_config()[0]), help="its precision is every side's")
+    parser.add_argument("--sides", type=_sides, default=list(SIDES), help="comma-separated; ours is always one")
     return parser.parse_args(arguments)
 
 
@@ -91,10 +81,19 @@ def start(options: argparse.Namespace, text: Corpus) -> dict[str, Worker]:
     """One worker a side, building its model while the others do."""
     total = options.warmup + options.rounds * options.steps
     return {
-        side: Worker(side, shared.job(options, text, side, total_steps=total, micro_batch=options.micro_batch,
-                                      deepspeed_config=options.deepspeed_config))
+        side: Worker(
+            side,
+            shared.job(
+                options,
+                text,
+                side,
+                total_steps=total,
+                micro_batch=options.micro_batch,
+                deepspeed_config=options.deepspeed_config,
+            ),
+        )
         for side in options.sides
-    }  # fmt: skip
+    }
 
 
 def results(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:

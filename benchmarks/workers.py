@@ -89,13 +89,25 @@ class Worker:
 
     def _start(self, rank: int) -> subprocess.Popen[str]:
         inherited = {k: v for k, v in os.environ.items() if k not in RANK_VARIABLES}
-        environment = {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(self.job.threads),
-                       "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled"}  # fmt: skip
+        environment = {
+            **inherited,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": str(self.job.threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "WANDB_MODE": "disabled",
+        }
         if self.job.ranks > 1:
             environment |= _rank_environment(rank, self.job.ranks)
         command = [sys.executable, str(ROOT / "benchmarks" / "side.py"), json.dumps(asdict(self.job))]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-                                text=True, cwd=ROOT, env=environment)  # fmt: skip
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
 
     def ask(self, command: str) -> dict[str, Any]:
         """Send a line to all ranks; rank 0's answer. Raises WorkerError with the end of the log."""
@@ -143,8 +155,13 @@ def _rank_environment(rank: int, ranks: int) -> dict[str, str]:
 
     if rank == 0:
         _PORTS[0] = str(free_port())
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _PORTS[0]}  # fmt: skip
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": _PORTS[0],
+    }
 
 
 class Commands:
@@ -204,9 +221,7 @@ def alternate(workers: Mapping[str, Worker], rounds: int, steps: int, warmup: in
     for name, worker in workers.items():
         for step in range(warmup):
             last = worker.train(1)
-            say(
-                f"warm-up: {name}, step {step + 1} of {warmup}, {last.seconds:.1f} s, {last.speed:,.0f} tokens/s"
-            )
+            say(f"warm-up: {name}, step {step + 1} of {warmup}, {last.seconds:.1f} s, {last.speed:,.0f} tokens/s")
         seconds += last.seconds * steps * rounds
     say(f"{rounds} rounds of {steps} steps a side: some {seconds / 60:.0f} min")
     measured: dict[str, list[Round]] = {name: [] for name in workers}

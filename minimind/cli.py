@@ -61,22 +61,16 @@ class Dtype(str, Enum):
     bf16 = "bf16"
 
 
-Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")
-]
-Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Llama directory, .pth")
-]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Llama directory, .pth")]
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
 FormatOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="text, conversations, ...: docs/data.md; default: by content"),
+    str | None, typer.Option(metavar="NAME", help="text, conversations, ...: docs/data.md; default: by content")
 ]
 TextField = Annotated[str | None, typer.Option(metavar="FIELD", help="the field that holds the text")]
 Map = Annotated[
-    str | None,
-    typer.Option("--map", metavar="NAME=FIELD,...", help="such as prompt=question,answer=solution"),
+    str | None, typer.Option("--map", metavar="NAME=FIELD,...", help="such as prompt=question,answer=solution")
 ]
 Encoding = Annotated[str | None, typer.Option(metavar="NAME", help="such as gb18030; default: by content")]
 AllowSpecial = Annotated[
@@ -147,19 +141,25 @@ def train_tokenizer(
 
     say(
         train_tokenizer_on(
-            files, output, vocab_size, skip_bad=skip_bad, max_bad_ratio=max_bad_ratio, format=format,
-            text_field=text_field, mapping=mapping, encoding=encoding, allow_special=allow_special,
+            files,
+            output,
+            vocab_size,
+            skip_bad=skip_bad,
+            max_bad_ratio=max_bad_ratio,
+            format=format,
+            text_field=text_field,
+            mapping=mapping,
+            encoding=encoding,
+            allow_special=allow_special,
         )
-    )  # fmt: skip
+    )
 
 
 @app.command()
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="pretrain_hq, sft_mini_512, ...")],
     output: Annotated[Path, typer.Option(help="directory to download into")],
-    hub: Annotated[
-        str | None, typer.Option(help="huggingface or modelscope; default: what is installed")
-    ] = None,
+    hub: Annotated[str | None, typer.Option(help="huggingface or modelscope; default: what is installed")] = None,
     endpoint: Annotated[str | None, typer.Option(help="address of a mirror")] = None,
 ) -> None:
     """Download one of MiniMind's own data sets."""
@@ -189,9 +189,14 @@ def check(
     fields = Fields.parse(format, text_field, mapping)
     loaded = Tokenizer.load(tokenizer) if tokenizer else None
     report = check_files(
-        files, loaded, kind.value if kind else None, max_seq_length,
-        fields=fields, encoding=encoding, allow_special=allow_special,
-    )  # fmt: skip
+        files,
+        loaded,
+        kind.value if kind else None,
+        max_seq_length,
+        fields=fields,
+        encoding=encoding,
+        allow_special=allow_special,
+    )
     _show(report.to_json()) if as_json else report.render(console())
     _exit(0 if report.ok else 1)
 
@@ -210,9 +215,7 @@ def prepare(
     mapping: Map = None,
     encoding: Encoding = None,
     allow_special: AllowSpecial = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="threads; default: the cores, eight at most")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="threads; default: the cores, eight at most")] = None,
 ) -> None:
     """Tokenise FILE into a store that the launch scripts take as --train-file."""
     from minimind.data.store import prepare as preparing
@@ -220,18 +223,26 @@ def prepare(
 
     say(
         preparing.prepare(
-            files, Tokenizer.load(tokenizer), output, kind.value, max_seq_length,
-            workers=workers, skip_bad=skip_bad, max_bad_ratio=max_bad_ratio, format=format,
-            text_field=text_field, mapping=mapping, encoding=encoding, allow_special=allow_special,
+            files,
+            Tokenizer.load(tokenizer),
+            output,
+            kind.value,
+            max_seq_length,
+            workers=workers,
+            skip_bad=skip_bad,
+            max_bad_ratio=max_bad_ratio,
+            format=format,
+            text_field=text_field,
+            mapping=mapping,
+            encoding=encoding,
+            allow_special=allow_special,
         )
-    )  # fmt: skip
+    )
 
 
 @app.command()
 def plan(
-    deepspeed_config: Annotated[
-        Path, typer.Option("--deepspeed_config", "--deepspeed-config", help="DeepSpeed JSON")
-    ],
+    deepspeed_config: Annotated[Path, typer.Option("--deepspeed_config", "--deepspeed-config", help="DeepSpeed JSON")],
     config: Annotated[Path | None, typer.Option(help="YAML of the run")] = None,
     device_memory: Annotated[str | None, typer.Option(help="24GiB; default: this machine's device")] = None,
     num_gpus: Annotated[int, typer.Option(min=1, help="ranks")] = 1,
@@ -246,8 +257,7 @@ def plan(
 @app.command()
 def doctor(
     deepspeed_config: Annotated[
-        Path | None,
-        typer.Option("--deepspeed_config", "--deepspeed-config", help="check this DeepSpeed JSON too"),
+        Path | None, typer.Option("--deepspeed_config", "--deepspeed-config", help="check this DeepSpeed JSON too")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="and this YAML")] = None,
     overrides: Set = [],  # noqa: B006 (typer copies it)
@@ -265,9 +275,7 @@ def doctor(
     _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir, shlex.split(launch)))
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def launch(context: typer.Context) -> None:
     """The deepspeed command with the same words after it; stops and exit codes can be relied upon (docs/resume.md)."""
     if context.args in ([], ["--help"], ["-h"]):  # words after a script are its own, --help too
@@ -284,9 +292,7 @@ def evaluate(
     file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")],
     kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="rows at a time; the result does not depend on it")
-    ] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="rows at a time; the result does not depend on it")] = 8,
     skip_bad: SkipBad = False,
     max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
     format: FormatOption = None,
@@ -300,10 +306,19 @@ def evaluate(
     from minimind.commands.models import evaluate_file
 
     result = evaluate_file(
-        model, file, kind.value if kind else None, max_seq_length, batch_size,
-        skip_bad=skip_bad, max_bad_ratio=max_bad_ratio, format=format,
-        text_field=text_field, mapping=mapping, encoding=encoding, allow_special=allow_special,
-    )  # fmt: skip
+        model,
+        file,
+        kind.value if kind else None,
+        max_seq_length,
+        batch_size,
+        skip_bad=skip_bad,
+        max_bad_ratio=max_bad_ratio,
+        format=format,
+        text_field=text_field,
+        mapping=mapping,
+        encoding=encoding,
+        allow_special=allow_special,
+    )
     _show(result) if as_json else _table(result)
 
 
@@ -354,13 +369,10 @@ def samples(
 @app.command()
 def serve(
     model: Model,
-    host: Annotated[
-        str, typer.Option(help="address to listen on; 0.0.0.0: all of this machine's")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0: all of this machine's")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one, printed")] = 8000,
     api_key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", envvar="MINIMIND_API_KEY", help="ask for it as a Bearer token"),
+        str | None, typer.Option(metavar="KEY", envvar="MINIMIND_API_KEY", help="ask for it as a Bearer token")
     ] = None,
     max_body: Annotated[
         int | None, typer.Option(min=1024, metavar="BYTES", help="of a request at most; default: 1 MiB")
@@ -426,9 +438,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
             raise
         if isinstance(error, OSError) and error.filename and error.strerror:
             return _wrong(f"{error.filename}: {error.strerror}")
-        return _wrong(
-            f"{type(error).__name__}: {error} (a bug, or a machine in trouble: --debug shows where)", 1
-        )
+        return _wrong(f"{type(error).__name__}: {error} (a bug, or a machine in trouble: --debug shows where)", 1)
 
 
 # typer's own copy of click since 0.27, click itself before: the base of all errors in the command line.

@@ -15,9 +15,7 @@ from tests.waiting import PATIENCE
 pytest_plugins = ["tests.order"]
 
 # A busy machine may take any time for an example.
-hypothesis.settings.register_profile(
-    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
 
@@ -38,30 +36,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny corpus: ``pretrain`` text, ``sft`` conversations and a ``tokenizer`` of 400 pieces."""
     directory = tmp_path_factory.mktemp("corpus")
-    words = [
-        "river",
-        "stone",
-        "little",
-        "house",
-        "walks",
-        "到",
-        "山上",
-        "小猫",
-        "看见",
-        "朋友",
-        "sings",
-        "bright",
-    ]
+    words = ["river", "stone", "little", "house", "walks", "到", "山上", "小猫", "看见", "朋友", "sings", "bright"]
     draw = random.Random(0)
     texts = [" ".join(draw.choices(words, k=draw.randint(3, 60))) for _ in range(120)]
-    talks = [{"conversations": [{"role": "user", "content": f"{a} {b}"}, {"role": "assistant", "content": f"{b} {a}"}]}
-             for a, b in (draw.sample(words, 2) for _ in range(80))]  # fmt: skip
+    talks = [
+        {"conversations": [{"role": "user", "content": f"{a} {b}"}, {"role": "assistant", "content": f"{b} {a}"}]}
+        for a, b in (draw.sample(words, 2) for _ in range(80))
+    ]
     paths = {"pretrain": directory / "text.jsonl", "sft": directory / "talk.jsonl"}
     rows = {"pretrain": [{"text": text} for text in texts], "sft": talks}
     for kind, path in paths.items():
-        path.write_text(
-            "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[kind]), encoding="utf-8"
-        )
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[kind]), encoding="utf-8")
     from minimind.text.tokenizer import train_tokenizer
 
     return {**paths, "tokenizer": train_tokenizer(texts, directory / "tokenizer", 330)}

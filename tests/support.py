@@ -25,23 +25,7 @@ from tests.waiting import PATIENCE
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
 CPU = Hardware("cpu", fp16=False, bf16=True)
 VOCABULARY, LENGTH = 64, 24
-WORDS = [
-    "the",
-    "sea",
-    "is",
-    "calm",
-    "and",
-    "海",
-    "很",
-    "平静",
-    "mountain",
-    "river",
-    "山",
-    "水",
-    "of",
-    "day",
-    "一二三",
-]
+WORDS = ["the", "sea", "is", "calm", "and", "海", "很", "平静", "mountain", "river", "山", "水", "of", "day", "一二三"]
 TINY = (
     f"model={{vocab_size: {VOCABULARY}, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, "
     "num_key_value_heads: 2, head_dim: 8, intermediate_size: 64}"
@@ -154,9 +138,7 @@ def _answers(ranks: dict[Connection, int]) -> dict[int, Any]:
     return results
 
 
-def _rank(
-    answer: Connection, rank: int, world: int, port: str, work: Callable[..., Any], arguments: Any
-) -> None:
+def _rank(answer: Connection, rank: int, world: int, port: str, work: Callable[..., Any], arguments: Any) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=port, OMP_NUM_THREADS="1")
     torch.set_num_threads(1)

@@ -11,13 +11,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
-    {"base"}, {"config"}, {"text", "model"}, {"data"}, {"corpus"}, {"interop"}, {"inference"}, {"training"},
-    {"commands"}, {"cli"},
-)  # fmt: skip
+    {"base"},
+    {"config"},
+    {"text", "model"},
+    {"data"},
+    {"corpus"},
+    {"interop"},
+    {"inference"},
+    {"training"},
+    {"commands"},
+    {"cli"},
+)
 TRAINING = ({"values"}, {"process", "checkpoint", "health"}, {"engine"}, {"record"}, {"run"}, {"sweep"})
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "minimind").rglob("*.py")
-}
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "minimind").rglob("*.py")}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -30,9 +36,7 @@ def imported(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-IMPORTS = {
-    name: {i for i in imported(path) if i.split(".")[0] == "minimind"} for name, path in MODULES.items()
-}
+IMPORTS = {name: {i for i in imported(path) if i.split(".")[0] == "minimind"} for name, path in MODULES.items()}
 
 
 def floor(module: str, depth: int, floors: tuple[set[str], ...]) -> int | None:
@@ -40,17 +44,14 @@ def floor(module: str, depth: int, floors: tuple[set[str], ...]) -> int | None:
     return next((n for n, names in enumerate(floors) if len(parts) > depth and parts[depth] in names), None)
 
 
-@pytest.mark.parametrize(
-    ("depth", "floors", "within"), [(1, FLOORS, ""), (2, TRAINING, "minimind.training.")]
-)
+@pytest.mark.parametrize(("depth", "floors", "within"), [(1, FLOORS, ""), (2, TRAINING, "minimind.training.")])
 def test_no_module_imports_upwards(depth: int, floors: tuple[set[str], ...], within: str) -> None:
     upwards = [
         f"{name} -> {other}"
         for name, others in IMPORTS.items()
         for other in others
         if name.startswith(within) and other.startswith(within)
-        if (mine := floor(name, depth, floors)) is not None
-        and (theirs := floor(other, depth, floors)) is not None
+        if (mine := floor(name, depth, floors)) is not None and (theirs := floor(other, depth, floors)) is not None
         if theirs > mine
     ]
     assert not upwards, "\n".join(sorted(upwards))
@@ -64,9 +65,7 @@ def test_nothing_imports_in_a_circle() -> None:
 
 
 def test_deepspeed_is_imported_in_training_engine_only() -> None:
-    importers = {
-        name for name, path in MODULES.items() if any(i.split(".")[0] == "deepspeed" for i in imported(path))
-    }
+    importers = {name for name, path in MODULES.items() if any(i.split(".")[0] == "deepspeed" for i in imported(path))}
     assert importers and all(name.startswith("minimind.training.engine.") for name in importers), importers
 
 

@@ -36,10 +36,7 @@ def test_help_answers_at_once() -> None:
 
 def test_nothing_heavy_is_imported_before_a_command_runs() -> None:
     code = "import sys, minimind.cli; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
-    assert (
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        == "[]\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -50,9 +47,21 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
 
 def test_the_commands_of_the_design_exist() -> None:
     assert set(COMMANDS) >= {
-        "chat", "check", "demo", "demo-data", "doctor", "evaluate", "export", "generate", "plan", "prepare", "report",
-        "samples", "serve", "train-tokenizer",
-    }  # fmt: skip
+        "chat",
+        "check",
+        "demo",
+        "demo-data",
+        "doctor",
+        "evaluate",
+        "export",
+        "generate",
+        "plan",
+        "prepare",
+        "report",
+        "samples",
+        "serve",
+        "train-tokenizer",
+    }
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,9 +113,7 @@ def test_an_unforeseen_error_is_one_line_too(
         run("report", "x", debug=True)
 
 
-def test_ctrl_c_is_130_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_is_130_without_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -125,10 +132,7 @@ def test_a_closed_pipe_is_no_traceback(texts: Path) -> None:
 def test_from_texts_to_a_store(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer, store = tmp_path / "tokenizer", tmp_path / "store"
     assert run("train-tokenizer", str(texts), "--vocab-size", "320", "--output", str(tokenizer)) == 0
-    assert (
-        run("prepare", str(texts), "--tokenizer", str(tokenizer), "--output", str(store), "--workers", "1")
-        == 0
-    )
+    assert run("prepare", str(texts), "--tokenizer", str(tokenizer), "--output", str(store), "--workers", "1") == 0
     assert (store / "manifest.json").exists()
     assert run("check", str(texts), "--tokenizer", str(tokenizer)) == 0
     assert "200" in capsys.readouterr().out
@@ -164,9 +168,8 @@ READING = [
 
 @pytest.mark.parametrize(("kind", "record", "options"), READING)
 def test_prepare_and_check_read_files_as_told(
-    kind: str, record: object, options: list[str], tokenizer: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    kind: str, record: object, options: list[str], tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, store = str(write_lines(tmp_path / "f.jsonl", record, record)), tmp_path / "store"
     common = ("--tokenizer", str(tokenizer), "--kind", kind)
     assert run("prepare", file, *common, "--output", str(store), *options) == 0
@@ -203,9 +206,8 @@ def test_files_with_marks_and_in_a_named_encoding(
     ],
 )
 def test_wrong_ways_of_reading_are_named(
-    command: str, options: list[str], message: str, texts: Path, tokenizer: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    command: str, options: list[str], message: str, texts: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = ["--output", "nowhere"] if command == "prepare" else []
     capsys.readouterr()
     assert run(command, str(texts), "--tokenizer", str(tokenizer), *output, *options) == 2
@@ -260,10 +262,15 @@ def test_train_tokenizer_and_evaluate_read_files_as_told(
     assert "learned from 150 of 151 records" in capsys.readouterr().err
 
     seen: dict[str, object] = {}
-    monkeypatch.setattr(
-        "minimind.commands.models.evaluate_file", lambda *_, **reading: seen.update(reading) or {}
-    )
+    monkeypatch.setattr("minimind.commands.models.evaluate_file", lambda *_, **reading: seen.update(reading) or {})
     more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special")
     assert run("evaluate", "model", "--file", file, "--encoding", "gb18030", *more) == 0
-    assert seen == {"skip_bad": True, "max_bad_ratio": 0.5, "format": "text", "text_field": None, "mapping": None,
-                    "encoding": "gb18030", "allow_special": True}  # fmt: skip
+    assert seen == {
+        "skip_bad": True,
+        "max_bad_ratio": 0.5,
+        "format": "text",
+        "text_field": None,
+        "mapping": None,
+        "encoding": "gb18030",
+        "allow_special": True,
+    }

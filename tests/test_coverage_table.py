@@ -7,8 +7,15 @@ import pytest
 
 def file(covered: int, branches: int) -> dict[str, object]:
     """Of ten lines and ten branches."""
-    return {"summary": {"percent_covered": 5.0 * (covered + branches), "covered_lines": covered, "num_statements": 10,
-                        "covered_branches": branches, "num_branches": 10}}  # fmt: skip
+    return {
+        "summary": {
+            "percent_covered": 5.0 * (covered + branches),
+            "covered_lines": covered,
+            "num_statements": 10,
+            "covered_branches": branches,
+            "num_branches": 10,
+        }
+    }
 
 
 def test_modules_below_the_limit_are_named_worst_first() -> None:

@@ -46,19 +46,23 @@ def steps(out: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_two_ranks_through_the_launcher_train_as_one_process_does(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_two_ranks_through_the_launcher_train_as_one_process_does(files: dict[str, Path], tmp_path: Path) -> None:
     two = start(arguments("fp32.json", files, tmp_path / "two", "--max-steps", "4"), ranks=2)
     output, _ = two.communicate(timeout=PATIENCE)
     assert two.returncode == 0, output
     halved = ["--max-steps", "4", "--set", "per_device_train_batch_size=8"]
-    one = start([word if word != SETTINGS[-1] else "save_steps=4" for word in
-                 arguments("fp32.json", files, tmp_path / "one", *halved)])  # fmt: skip
+    one = start(
+        [
+            word if word != SETTINGS[-1] else "save_steps=4"
+            for word in arguments("fp32.json", files, tmp_path / "one", *halved)
+        ]
+    )
     output, _ = one.communicate(timeout=PATIENCE)
     assert one.returncode == 0, output
-    curves = [[line["loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl") if line["kind"] == "train"]
-              for name in ("one", "two")]  # fmt: skip
+    curves = [
+        [line["loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl") if line["kind"] == "train"]
+        for name in ("one", "two")
+    ]
     assert curves[0] == pytest.approx(curves[1], rel=1e-5)
     assert (tmp_path / "two" / "final" / "model.safetensors").is_file()
 
@@ -89,9 +93,7 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(files: dict[str, Path], tmp
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(files: dict[str, Path], tmp_path: Path) -> None:
     words = arguments("bf16.json", files, tmp_path, "--max-steps", "5000", "--set", "save_steps=5000")
     process = start(words, ranks=2)
     wait_for_steps(process, tmp_path, 3)
@@ -100,9 +102,7 @@ def test_sigterm_to_one_rank_ends_both_with_a_checkpoint_that_resumes(
     assert process.returncode == 0, output
     last = steps(tmp_path)[-1]
     assert (tmp_path / "latest").read_text().strip() == f"checkpoints/step-{last:08d}"
-    resumed = start(
-        [*words[:-2], "--set", f"save_steps={last + 2}", "--max-steps", str(last + 2), "--resume"], ranks=2
-    )
+    resumed = start([*words[:-2], "--set", f"save_steps={last + 2}", "--max-steps", str(last + 2), "--resume"], ranks=2)
     output, _ = resumed.communicate(timeout=PATIENCE)
     assert resumed.returncode == 0, output
     assert steps(tmp_path) == list(range(1, last + 3))
@@ -146,12 +146,9 @@ def test_python_alone_is_one_rank(files: dict[str, Path], tmp_path: Path) -> Non
     environment = {
         name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }
-    command = [
-        sys.executable,
-        "launch/pretrain.py",
-        *arguments("fp32.json", files, tmp_path, "--max-steps", "2"),
-    ]
-    result = subprocess.run(command, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True,
-                            text=True, timeout=PATIENCE)  # fmt: skip
+    command = [sys.executable, "launch/pretrain.py", *arguments("fp32.json", files, tmp_path, "--max-steps", "2")]
+    result = subprocess.run(
+        command, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert json.loads((tmp_path / "final" / "config.json").read_text())["vocab_size"] == 400

@@ -17,9 +17,8 @@ def collected(*options: str) -> tuple[list[str], str]:
     """Names of the tests in their order, and the header."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *options]
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTEST_ADDOPTS": "-v"}, capture_output=True, text=True,
-        timeout=PATIENCE,
-    )  # fmt: skip
+        command, cwd=ROOT, env={**os.environ, "PYTEST_ADDOPTS": "-v"}, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     (header,) = [line for line in lines if line.startswith("order of the tests: ")]

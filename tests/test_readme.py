@@ -35,9 +35,7 @@ def prose(page: Path) -> str:
 def shell_lines(page: Path) -> list[str]:
     """The lines of the page's `sh` blocks, comments and line continuations taken out."""
     blocks = [body for language, body in FENCE.findall(prose(page)) if language == "sh"]
-    lines = [
-        re.sub(r"\s+#.*", "", line) for body in blocks for line in body.replace("\\\n", " ").splitlines()
-    ]
+    lines = [re.sub(r"\s+#.*", "", line) for body in blocks for line in body.replace("\\\n", " ").splitlines()]
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -120,8 +118,10 @@ def test_exactly_the_shipped_configs_are_named(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_resolve(page: Path) -> None:
     text = prose(page)
-    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-               for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}  # fmt: skip
+    anchors = {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
     for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text)):
         path, _, anchor = target.partition("#")
         if "://" in target:
@@ -155,9 +155,7 @@ def code_strings() -> str:
     """Every string constant of the package, implicit concatenations joined, one a line."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "minimind").rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    return "\n".join(
-        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+    return "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def messages(section: str) -> list[str]:

@@ -17,8 +17,6 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | N
     """Until it is true. Fails at once if ``process``, which is to make it true, has ended."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert process is None or process.poll() is None, (
-            f"ended with {process.returncode} before it happened"
-        )
+        assert process is None or process.poll() is None, f"ended with {process.returncode} before it happened"
         assert time.monotonic() < end, f"did not happen in {PATIENCE:.0f} s"
         time.sleep(0.02)

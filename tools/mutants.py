@@ -43,9 +43,19 @@ FILES = ("pyproject.toml", "setup.cfg", "constraints.txt", "Makefile", "README.m
 
 # What is mutated: by name where the folder may change, whole packages otherwise.
 TRAINING = {
-    "step", "schedule", "engine", "loop", "recorder", "checkpoints", "saver", "snapshot", "portable", "recovery",
-    "trouble", "health",
-}  # fmt: skip
+    "step",
+    "schedule",
+    "engine",
+    "loop",
+    "recorder",
+    "checkpoints",
+    "saver",
+    "snapshot",
+    "portable",
+    "recovery",
+    "trouble",
+    "health",
+}
 DATA = {"batches", "packing", "store", "encoding", "conversations", "charsets"}
 PACKAGES = {"deepspeed_config", "deepspeed", "inference"}
 
@@ -186,9 +196,13 @@ class Copy:
         command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
         environment = {**os.environ, "PYTHONPATH": str(self._directory), "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            command, cwd=self._directory, env=environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            command,
+            cwd=self._directory,
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             code: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -240,9 +254,7 @@ def summary(verdicts: Sequence[Verdict], size: int) -> str:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=300, help="mutants in the sample")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="each with a copy of the checkout")
@@ -265,8 +277,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.list:
         copies = [Copy(ROOT, state / f"copy-{number}") for number in range(options.workers)]
         for verdict in run(chosen, ledger, copies, lambda mutant: keys[id(mutant)]):
-            print(f"{verdict.outcome:8} {verdict.seconds:6.1f} s  {verdict.module}:{verdict.line}: {verdict.change}",
-                  flush=True)  # fmt: skip
+            print(
+                f"{verdict.outcome:8} {verdict.seconds:6.1f} s  {verdict.module}:{verdict.line}: {verdict.change}",
+                flush=True,
+            )
     known = [ledger.verdicts[key] for key in keys.values() if key in ledger.verdicts]
     print(summary(known, len(chosen)))
 

@@ -22,13 +22,9 @@ VOCABULARY = 6400
 IGNORE = -100  # a label that carries no loss
 
 # Peak learning rates by optimizer, as in the shipped JSONs. AdamW's: paired seeds in docs/LOG.md.
-LEARNING_RATES = MappingProxyType(
-    {"AdamW": 2e-3, "Adam": 2e-3, "AdamW8bit": 2e-3, "Lion": 2e-4, "Muon": 3e-3},
-)
+LEARNING_RATES = MappingProxyType({"AdamW": 2e-3, "Adam": 2e-3, "AdamW8bit": 2e-3, "Lion": 2e-4, "Muon": 3e-3})
 # Fine-tuning starts from weights that are good already; MiniMind's practice is a tenth of its own 1e-3.
-SFT_LEARNING_RATES = MappingProxyType(
-    {"AdamW": 1e-4, "Adam": 1e-4, "AdamW8bit": 1e-4, "Lion": 1e-5, "Muon": 3e-4},
-)
+SFT_LEARNING_RATES = MappingProxyType({"AdamW": 1e-4, "Adam": 1e-4, "AdamW8bit": 1e-4, "Lion": 1e-5, "Muon": 3e-4})
 MUON_LEARNING_RATES = MappingProxyType({"pretrain": 0.02, "sft": 2e-3})  # muon_lr, of the matrices
 # What else an "auto" in the JSON means when neither the YAML nor the command line sets it
 ENGINE = MappingProxyType(

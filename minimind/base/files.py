@@ -33,9 +33,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NoReturn, cast
 
 _TEMPORARY = re.compile(r"\.minimind-[0-9a-f]{16}\.tmp")
-_READ = (
-    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-)  # NONBLOCK: no wait for a pipe
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # NONBLOCK: no wait for a pipe
 _YOUNG_SECONDS = 60.0
 _LINK = "a symbolic link, which is not followed"
 _NOT_REGULAR = "no regular file"
@@ -97,11 +95,7 @@ def _open_own(path: Path, flags: int, mode: str) -> Any:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
-        what = (
-            _NOT_REGULAR
-            if not stat.S_ISREG(status.st_mode)
-            else "has another name too, which would change with it"
-        )
+        what = _NOT_REGULAR if not stat.S_ISREG(status.st_mode) else "has another name too, which would change with it"
         raise OSError(errno.EINVAL, what, str(path))
     return os.fdopen(descriptor, mode, buffering=0)
 

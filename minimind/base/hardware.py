@@ -31,9 +31,7 @@ class Hardware:
     def describe(self) -> str:
         """One line for headers and ``minimind doctor``."""
         size = f", {self.memory / 2**30:.1f} GiB" if self.memory else ""
-        native = (
-            ", ".join(kind for kind, has in (("bf16", self.bf16), ("fp16", self.fp16)) if has) or "fp32 only"
-        )
+        native = ", ".join(kind for kind, has in (("bf16", self.bf16), ("fp16", self.fp16)) if has) or "fp32 only"
         return f"{self.count} x {self.name or self.device_type}{size} (native: {native})"
 
 
@@ -141,16 +139,10 @@ def choose_config(hardware: Hardware | None = None, prefix: str = "") -> tuple[P
     hardware = hardware or detect()
     precision = best_precision(hardware)
     reasons = {
-        (
-            "cuda",
-            "bf16",
-        ): "the GPU computes bf16 natively (Ampere or newer): fp32's range, no loss scale to watch",
+        ("cuda", "bf16"): "the GPU computes bf16 natively (Ampere or newer): fp32's range, no loss scale to watch",
         ("cuda", "fp16"): "the GPU has fp16 tensor cores but only emulates bf16 (older than Ampere)",
         ("cpu", "bf16"): "the CPU has AVX512-BF16, AMX or Arm bf16 instructions",
         ("cpu", "fp16"): "the CPU has AVX512-FP16 instructions but none for bf16",
-        (
-            "cpu",
-            "fp32",
-        ): "the CPU multiplies neither bf16 nor fp16 natively: fp32 is the fastest precision on it",
+        ("cpu", "fp32"): "the CPU multiplies neither bf16 nor fp16 natively: fp32 is the fastest precision on it",
     }
     return CONFIG_DIRECTORY / f"{prefix}{precision}.json", reasons[hardware.device_type, precision]

@@ -76,9 +76,7 @@ def find_launcher() -> Path:
     return launcher
 
 
-def deepspeed_command(
-    script: Path, arguments: Sequence[str] = (), num_processes: int | None = None
-) -> list[str]:
+def deepspeed_command(script: Path, arguments: Sequence[str] = (), num_processes: int | None = None) -> list[str]:
     """The command line that runs `script` under this environment's launcher on a free port.
 
     Launcher flags stand before the script: after it they would be the script's own.

@@ -25,6 +25,4 @@ def raise_problems(problems: Sequence[str], subject: str) -> None:
     if len(problems) == 1:
         raise UserError(problems[0])
     if problems:
-        raise UserError(
-            f"{len(problems)} problems in {subject}:" + "".join(f"\n  - {line}" for line in problems)
-        )
+        raise UserError(f"{len(problems)} problems in {subject}:" + "".join(f"\n  - {line}" for line in problems))

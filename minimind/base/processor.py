@@ -21,9 +21,7 @@ from torch import Tensor
 from minimind.base.hardware import cpu_flags
 
 # Values of ONEDNN_MAX_CPU_ISA below the first that multiplies bf16. oneDNN before 2.0 read the second name.
-_CEILINGS_WITHOUT_BF16 = {
-    "SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI",
-}  # fmt: skip
+_CEILINGS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 _CEILING_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _FLAGS = {
     torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},  # "bf16": Arm's name for it
@@ -84,8 +82,7 @@ def fbgemm_holds_half() -> bool:
         return False
     quantized = torch.ops.quantized
     return _runs(
-        lambda ones: quantized.linear_dynamic_fp16(ones, quantized.linear_prepack_fp16(ones, None)),
-        torch.float32,
+        lambda ones: quantized.linear_dynamic_fp16(ones, quantized.linear_prepack_fp16(ones, None)), torch.float32
     )
 
 

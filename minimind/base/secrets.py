@@ -8,8 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 MASK = "***"
-_VARIABLES = ("WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MODELSCOPE_API_TOKEN", "MINIMIND_API_KEY",
-              "COMET_API_KEY", "OPENAI_API_KEY")  # fmt: skip
+_VARIABLES = (
+    "WANDB_API_KEY",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "MODELSCOPE_API_TOKEN",
+    "MINIMIND_API_KEY",
+    "COMET_API_KEY",
+    "OPENAI_API_KEY",
+)
 # The last word of a name: --api-key, wandb.api_key, HF_TOKEN, secretKey; not --tokenizer, max_tokens, monkey
 _NAME = re.compile(
     r"(?i:(^|[^a-z])(api[-_]?key|access[-_]?key|secret[-_]?key|key|token|secret|password|passwd|pass|auth"

@@ -71,12 +71,7 @@ def _prepare(directory: Path) -> tuple[Path, Path]:
 
 
 def _command(
-    script: str,
-    train: Path,
-    held_out: Path,
-    tokenizer: Path,
-    output: Path,
-    model: Path | None = None,
+    script: str, train: Path, held_out: Path, tokenizer: Path, output: Path, model: Path | None = None
 ) -> list[str]:
     from minimind.base.hardware import choose_config
 
@@ -109,9 +104,7 @@ def _run(command: Sequence[str], run_dir: Path) -> int:
     say(f"$ {printable(command)}")
     environment = dict(os.environ)
     if detect().device_type == "cpu":
-        environment.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # else DeepSpeed warns, twice a command, that it found no GPU
+        environment.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns, twice a command, that it found no GPU
     code = subprocess.run(command, check=False, env=environment).returncode % 256
     if code == 0 and not is_directory(run_dir / FINAL):
         _say(f"{run_dir} was stopped before it was finished")

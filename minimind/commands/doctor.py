@@ -77,17 +77,10 @@ def check_packages() -> list[Check]:
     versions = {name: _version(name) for name in REQUIRED}
     missing = [name for name, version in versions.items() if version is None]
     checks = [
-        Check(
-            "packages",
-            "bad",
-            f"missing: {', '.join(missing)}",
-            "run `make`, or pip install -e . -c constraints.txt",
-        )
+        Check("packages", "bad", f"missing: {', '.join(missing)}", "run `make`, or pip install -e . -c constraints.txt")
         if missing
         else Check(
-            "packages",
-            "ok",
-            ", ".join(f"{name} {versions[name]}" for name in ("torch", "numpy", "sentencepiece")),
+            "packages", "ok", ", ".join(f"{name} {versions[name]}" for name in ("torch", "numpy", "sentencepiece"))
         )
     ]
     if (deepspeed := versions["deepspeed"]) is not None:
@@ -104,19 +97,12 @@ def check_launcher() -> Check:
     ours, first = Path(sys.executable).parent / "deepspeed", shutil.which("deepspeed")
     if not ours.exists():
         return Check(
-            "launcher",
-            "bad",
-            "no deepspeed command beside python",
-            "pip install deepspeed in this environment",
+            "launcher", "bad", "no deepspeed command beside python", "pip install deepspeed in this environment"
         )
     if first is None:
-        return Check(
-            "launcher", "note", f"{ours} (not on PATH)", f"activate the environment: . {ours.parent}/activate"
-        )
+        return Check("launcher", "note", f"{ours} (not on PATH)", f"activate the environment: . {ours.parent}/activate")
     if Path(first).resolve() != ours.resolve():
-        return Check(
-            "launcher", "note", f"`deepspeed` means {first}", f"it is another environment's; use {ours}"
-        )
+        return Check("launcher", "note", f"`deepspeed` means {first}", f"it is another environment's; use {ours}")
     return Check("launcher", "ok", str(ours))
 
 
@@ -133,9 +119,7 @@ def check_launch(words: Sequence[str]) -> list[Check]:
         active = launch_words.check(options)
     except UserError as error:
         return [Check("launch", "bad", str(error))]
-    checks = [
-        Check("launch", "ok", f"ranks on {', '.join(f'{h}: {len(slots)}' for h, slots in active.items())}")
-    ]
+    checks = [Check("launch", "ok", f"ranks on {', '.join(f'{h}: {len(slots)}' for h, slots in active.items())}")]
     default = launch_words.DEFAULT_PORT
     if options.master_port is None and (problem := port_problem(default)):
         advice = "`minimind launch` takes a free port by itself"

@@ -120,9 +120,7 @@ class Supervisor:
         count = 0
         while mine := self.started & set(children(os.getpid())):
             for pid in mine:
-                self.started |= set(
-                    _ranks_below(pid)
-                )  # launch.py goes on for a moment when the runner is killed
+                self.started |= set(_ranks_below(pid))  # launch.py goes on for a moment when the runner is killed
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     count += 1
                     self.started.discard(pid)

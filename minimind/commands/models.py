@@ -53,12 +53,7 @@ def train_tokenizer_on(
 
 
 def evaluate_file(
-    path: Path,
-    files: Sequence[Path],
-    kind: Kind | None,
-    max_seq_length: int,
-    batch_size: int,
-    **reading: Any,
+    path: Path, files: Sequence[Path], kind: Kind | None, max_seq_length: int, batch_size: int, **reading: Any
 ) -> dict[str, Any]:
     """Loss (nats per trainable token), perplexity and bits per byte of the model at `path` on `files`.
 
@@ -105,9 +100,10 @@ def export_model(path: Path, output: Path, format: str, dtype: Dtype | None) -> 
     """
     if dtype is not None and format != "gguf":
         raise UserError(
-            f"--dtype is for --format gguf: {format} has the model's own" if format == "hf"
+            f"--dtype is for --format gguf: {format} has the model's own"
+            if format == "hf"
             else "--dtype is for --format gguf: MiniMind's .pth is f16"
-        )  # fmt: skip
+        )
     if format == "hf":
         return export_hf(path, output)
     file = output if output.suffix == f".{format}" else output / f"model.{format}"

@@ -134,9 +134,7 @@ def largest_micro_batch(
     return low
 
 
-def _memory_lines(
-    memory: Memory, resolved: Resolved, state_bytes: float, count: int
-) -> list[tuple[str, str]]:
+def _memory_lines(memory: Memory, resolved: Resolved, state_bytes: float, count: int) -> list[tuple[str, str]]:
     place = " (in CPU memory)" if resolved.offload else ""
     total = f"{_size(memory.weights)} weights"
     if memory.masters or resolved.offload:
@@ -208,22 +206,15 @@ def run_plan(
     run = load_run_config(config, overrides)
     here = detect()
     # A size given by hand means another machine: a GPU that has every precision
-    hardware = (
-        here if device_memory is None else Hardware("cuda", True, True, "device", parse_bytes(device_memory))
-    )
+    hardware = here if device_memory is None else Hardware("cuda", True, True, "device", parse_bytes(device_memory))
     resolved = resolve(deepspeed_config, run, num_gpus, hardware, run.emulate_fp16)
     state_bytes = measure_state_bytes(resolved.optimizer, run.model)
     memory = estimate_memory(run, resolved, state_bytes=state_bytes, hardware=hardware)
-    speed = (
-        measure_tokens_per_second(run, resolved, here) if device_memory is None and num_gpus == 1 else None
-    )
+    speed = measure_tokens_per_second(run, resolved, here) if device_memory is None and num_gpus == 1 else None
     count = run.model.num_parameters()
     lines = [
         ("model", f"{count:,} parameters"),
-        (
-            "config",
-            f"{resolved.source}: {resolved.precision}, ZeRO stage {resolved.stage}, {num_gpus} rank(s)",
-        ),
+        ("config", f"{resolved.source}: {resolved.precision}, ZeRO stage {resolved.stage}, {num_gpus} rank(s)"),
         ("batch", resolved.explain_batch(run.max_seq_length)),
         *_memory_lines(memory, resolved, state_bytes, count),
         ("offload", offload_line(run, resolved, state_bytes, hardware.device_type == "cpu")),

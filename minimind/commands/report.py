@@ -103,9 +103,7 @@ def load_run(path: Path, index: int = 0) -> RunData:
         ) from None
     try:
         there = [name for name in FILES if os.path.lexists(directory / name)]
-        texts = {
-            name: _shareable(name, read_inside(directory, name).decode("utf-8", "replace")) for name in there
-        }
+        texts = {name: _shareable(name, read_inside(directory, name).decode("utf-8", "replace")) for name in there}
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}: take it away to see the rest") from None
     ends = _of(records, "end")
@@ -168,10 +166,7 @@ def facts(run: RunData) -> list[tuple[str, str]]:
         ("its bits per byte", number(best.get("bits_per_byte"), ".4f")),
         ("tokens/s, median", count(statistics.median(speeds)) if speeds else NA),
         ("skipped steps", str(last.get("skipped", NA))),
-        (
-            "precision",
-            f"{run.about['precision']}, ZeRO {run.about['zero_stage']}" if "precision" in run.about else NA,
-        ),
+        ("precision", f"{run.about['precision']}, ZeRO {run.about['zero_stage']}" if "precision" in run.about else NA),
         ("findings", str(len(run.findings))),
     ]
 
@@ -200,9 +195,7 @@ def _settings(run: RunData) -> dict[str, str]:
 def _flatten(prefix: str, value: Any, into: dict[str, str]) -> None:
     if isinstance(value, dict):
         for key, below in value.items():
-            _flatten(
-                f"{prefix}{key}" if not prefix or prefix.endswith(" ") else f"{prefix}.{key}", below, into
-            )
+            _flatten(f"{prefix}{key}" if not prefix or prefix.endswith(" ") else f"{prefix}.{key}", below, into)
     else:
         into[prefix] = json.dumps(value, ensure_ascii=False, default=str)
 
@@ -213,26 +206,38 @@ def charts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
 
     def lines(name: str, smooth: bool = False) -> list[Line]:
         return [
-            Line(run.label if several else name.replace("_", " "), [r["step"] for r in run.train], run.column(name),
-                 run.colour, smooth)
+            Line(
+                run.label if several else name.replace("_", " "),
+                [r["step"] for r in run.train],
+                run.column(name),
+                run.colour,
+                smooth,
+            )
             for run in runs
-        ]  # fmt: skip
+        ]
 
     held = [
-        Line(f"{run.label} held-out" if several else "held-out", [r["step"] for r in run.evaluations],
-             [r.get("loss") for r in run.evaluations], run.colour if several else COLOURS[1], dots=True)
+        Line(
+            f"{run.label} held-out" if several else "held-out",
+            [r["step"] for r in run.evaluations],
+            [r.get("loss") for r in run.evaluations],
+            run.colour if several else COLOURS[1],
+            dots=True,
+        )
         for run in runs
-    ]  # fmt: skip
+    ]
     made = [
-        ("Loss: nats per trainable token; the thick line is its running mean",
-         chart("loss", lines("loss", True) + held, "loss")),
+        (
+            "Loss: nats per trainable token; the thick line is its running mean",
+            chart("loss", lines("loss", True) + held, "loss"),
+        ),
         ("Loss by source", chart("sources", _source_lines(runs), "loss") if any(r.sources for r in runs) else None),
         ("Gradient norm before clipping", chart("norm", lines("grad_norm"), "L2 norm", log=10)),
         ("Learning rate", chart("lr", lines("lr"), "learning rate")),
         ("Loss scale (fp16)", chart("scale", lines("loss_scale"), "loss scale", log=2)),
         ("Trainable tokens per second, all ranks", chart("speed", lines("tokens_per_second", True), "tokens/s")),
         ("Steps skipped so far", chart("skipped", lines("skipped"), "steps") if _any_skipped(runs) else None),
-    ]  # fmt: skip
+    ]
     return [(caption, svg) for caption, svg in made if svg is not None]
 
 
@@ -261,17 +266,10 @@ def _any_skipped(runs: Sequence[RunData]) -> bool:
 def page(runs: Sequence[RunData]) -> str:
     """The whole page. Everything that comes from a file is escaped."""
     title = ", ".join(run.label for run in runs)
-    figures = "".join(
-        f"<figure>{svg}<figcaption>{_e(text)}</figcaption></figure>" for text, svg in charts(runs)
-    )
+    figures = "".join(f"<figure>{svg}<figcaption>{_e(text)}</figcaption></figure>" for text, svg in charts(runs))
     sections = [
         ("Overview", _overview(runs)),
-        (
-            "Curves",
-            f'<div class="charts">{figures}</div>'
-            if figures
-            else '<p class="soft">No step was reported.</p>',
-        ),
+        ("Curves", f'<div class="charts">{figures}</div>' if figures else '<p class="soft">No step was reported.</p>'),
         ("Findings", _findings(runs)),
         ("What differs", _differences(runs) if len(runs) > 1 else ""),
         ("Configuration", "".join(_files(run) for run in runs)),

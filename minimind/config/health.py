@@ -43,9 +43,7 @@ class HealthConfig(BaseModel):
     spike_z: Positive = 8.0
     spike_rise: Positive = 0.1  # and at least this much above the median, relative
     plateau_steps: Annotated[int, Field(ge=64)] = 500
-    plateau_gain: Positive = (
-        0.005  # relative fall from one quarter of the run to the next that counts as learning
-    )
+    plateau_gain: Positive = 0.005  # relative fall from one quarter of the run to the next that counts as learning
     oscillation_steps: Annotated[int, Field(ge=64)] = 128
     oscillation_amplitude: Positive = 0.05  # relative to the loss
     oscillation_reversals: Annotated[int, Field(ge=3)] = 4
@@ -74,9 +72,7 @@ class HealthConfig(BaseModel):
 
     @model_validator(mode="after")
     def _bands(self) -> HealthConfig:
-        bands = {
-            name: value for name, value in self if name == "grad_norm_band" or name.startswith("lr_band")
-        }
+        bands = {name: value for name, value in self if name == "grad_norm_band" or name.startswith("lr_band")}
         wrong = [name for name, (low, high) in bands.items() if low >= high]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: the low end must be below the high end")

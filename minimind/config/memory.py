@@ -50,11 +50,7 @@ class Memory:
     @property
     def peak(self) -> int:
         """Device bytes at the worst moment: the end of a forward pass, or the update."""
-        return (
-            self.states
-            + self.gradients
-            + max(self.activations + self.logits + self.buckets, self.update_copy)
-        )
+        return self.states + self.gradients + max(self.activations + self.logits + self.buckets, self.update_copy)
 
 
 def body_parameters(model: ModelConfig) -> int:
@@ -75,9 +71,7 @@ def estimate_memory(
     half = resolved.precision != "fp32"
     own_master = half or resolved.stage > 0  # DeepSpeed's ZeRO clones fp32 weights too
     masters = 4 * share if own_master else 0.0
-    optimizer = share * (
-        table_state_bytes(resolved.optimizer, run.model) if state_bytes is None else state_bytes
-    )
+    optimizer = share * (table_state_bytes(resolved.optimizer, run.model) if state_bytes is None else state_bytes)
     update_copy = 4 * share if own_master else 0.0
     moved = masters + optimizer + update_copy if resolved.offload else 0.0
     tokens = (micro_batch_size or resolved.micro_batch_size) * run.max_seq_length
@@ -107,9 +101,7 @@ def checkpoint_bytes(run: RunConfig, resolved: Resolved) -> int:
 def _gradient_bytes(resolved: Resolved, count: int, share: float) -> float:
     """Gradients at the end of a backward pass, by DeepSpeed's wrapper (DEEPSPEED.md 1.3)."""
     size = 4 if resolved.precision == "fp32" else 2
-    accumulate = (
-        4 if resolved.config.get("data_types", {}).get("grad_accum_dtype") in ("fp32", "float32") else size
-    )
+    accumulate = 4 if resolved.config.get("data_types", {}).get("grad_accum_dtype") in ("fp32", "float32") else size
     if resolved.stage == 2:
         return 0.0 if resolved.offload else accumulate * share
     if resolved.stage == 1 and accumulate > size and not resolved.offload:

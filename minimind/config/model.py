@@ -53,8 +53,7 @@ class ModelConfig(BaseModel):
             return values
         filled = {name: value for name, value in values.items() if value is not None}
         hidden, heads = (
-            filled.get(name, cls.model_fields[name].default)
-            for name in ("hidden_size", "num_attention_heads")
+            filled.get(name, cls.model_fields[name].default) for name in ("hidden_size", "num_attention_heads")
         )
         if isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0:
             filled.setdefault("intermediate_size", default_intermediate_size(hidden))
@@ -69,9 +68,7 @@ class ModelConfig(BaseModel):
                 f"num_key_value_heads ({self.num_key_value_heads})"
             )
         if self.head_dim % 2:
-            raise ValueError(
-                f"head_dim ({self.head_dim}) must be even: rotary positions turn pairs of channels"
-            )
+            raise ValueError(f"head_dim ({self.head_dim}) must be even: rotary positions turn pairs of channels")
         return self
 
     @classmethod

@@ -20,9 +20,7 @@ class RecoveryConfig(BaseModel):
     max_rollbacks: Annotated[int, Field(ge=0)] = 3  # in the whole run
 
     # Trouble
-    overflow_patience: Steps = (
-        64  # skips in a row; from scale 2^16 with hysteresis 2, seventeen reach scale 1
-    )
+    overflow_patience: Steps = 64  # skips in a row; from scale 2^16 with hysteresis 2, seventeen reach scale 1
     non_finite_patience: Steps = 8  # the same where no dynamic loss scale can heal it
     spike_patience: Steps = 64  # so long after a spike the loss must be back
     parameter_check_steps: Steps = 100  # all parameters are checked for NaN and inf

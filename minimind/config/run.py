@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
 from minimind.base.errors import UserError
@@ -149,9 +141,7 @@ class RunConfig(BaseModel):
     # Schedule
     lr_scheduler_type: Annotated[
         ScheduleKind,
-        BeforeValidator(
-            lambda value: _SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value
-        ),
+        BeforeValidator(lambda value: _SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value),
     ] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     warmup_ratio: Fraction = 0.02
@@ -168,14 +158,12 @@ class RunConfig(BaseModel):
     save_total_limit: PositiveInt = 3
     early_stopping_patience: PositiveInt | None = None
     report_to: Annotated[
-        Literal["none", "wandb"],
-        BeforeValidator(lambda value: "none" if value in (None, [], False) else value),
+        Literal["none", "wandb"], BeforeValidator(lambda value: "none" if value in (None, [], False) else value)
     ] = "none"
     run_name: str | None = None
     wandb_project: str = "minimind"
     wandb_mode: Annotated[
-        Literal["online", "offline", "disabled"],
-        BeforeValidator(lambda value: "disabled" if value is False else value),
+        Literal["online", "offline", "disabled"], BeforeValidator(lambda value: "disabled" if value is False else value)
     ] = "online"
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)] = "auto"
     attention_backend: AttentionBackend = "auto"
@@ -237,11 +225,7 @@ class RunConfig(BaseModel):
         """Warmup in optimizer steps: ``warmup_steps`` if set, else the rounded ratio (Hugging Face's rule:
         ceil).
         """
-        return (
-            self.warmup_steps
-            if self.warmup_steps is not None
-            else -int(-total_steps * self.warmup_ratio // 1)
-        )
+        return self.warmup_steps if self.warmup_steps is not None else -int(-total_steps * self.warmup_ratio // 1)
 
     def dump_yaml(self) -> str:
         """YAML that loads back into an equal RunConfig; unset values are left out."""
@@ -286,11 +270,7 @@ def _read_yaml(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[tu
 
 
 def _collect_places(
-    node: yaml.Node | None,
-    prefix: tuple[str, ...],
-    path: Path,
-    places: dict[tuple[str, ...], str],
-    problems: list[str],
+    node: yaml.Node | None, prefix: tuple[str, ...], path: Path, places: dict[tuple[str, ...], str], problems: list[str]
 ) -> None:
     if not isinstance(node, yaml.MappingNode):
         return
@@ -310,9 +290,7 @@ def _merge(values: dict[str, Any], key: str, value: Any) -> None:
         values[head] = value
         return
     below = values.get(head)
-    below = (
-        {"preset": below} if isinstance(below, str) else dict(below or {}) if isinstance(below, dict) else {}
-    )
+    below = {"preset": below} if isinstance(below, str) else dict(below or {}) if isinstance(below, dict) else {}
     _merge(below, tail, value)
     values[head] = below
 
@@ -360,9 +338,7 @@ def _section(owner: type[BaseModel], names: Sequence[Any]) -> type[BaseModel]:
 def _place(loc: tuple[Any, ...], places: Mapping[tuple[str, ...], str], default: str) -> str:
     """The most exact known place of an error location."""
     names = tuple(str(part) for part in loc)
-    return next(
-        (places[names[:size]] for size in range(len(names), 0, -1) if names[:size] in places), default
-    )
+    return next((places[names[:size]] for size in range(len(names), 0, -1) if names[:size] in places), default)
 
 
 def load_run_config(
@@ -390,8 +366,7 @@ def load_run_config(
         config = RunConfig(**values)
     except ValidationError as error:
         problems += [
-            f"{_place(item['loc'], places, default)}: {_one_error(item, RunConfig)}"
-            for item in error.errors()
+            f"{_place(item['loc'], places, default)}: {_one_error(item, RunConfig)}" for item in error.errors()
         ]
     raise_problems(problems, "the run configuration")
     assert config is not None  # a problem was raised otherwise

@@ -122,9 +122,7 @@ def write_demo(
     write_durably(files.floor, json.dumps(report, indent=2) + "\n")  # first: it says whose directory this is
     _write_lines(files.pretrain, ({"text": text} for text, _ in islice(texts(seed, False), num_pretrain)))
     _write_lines(files.sft, ({"conversations": c} for c in islice(conversations(seed, False), num_sft)))
-    _write_lines(
-        files.sft_eval, ({"conversations": c} for c in islice(conversations(seed, True), num_sft_eval))
-    )
+    _write_lines(files.sft_eval, ({"conversations": c} for c in islice(conversations(seed, True), num_sft_eval)))
     _write_lines(files.eval, ({"text": text} for text in held_out))
     return files
 

@@ -50,9 +50,7 @@ class Draft(ABC):
         texts = [option if option == END else option + then for option in options]
         require_prefix_free(tuple(texts))
         total = float(len(texts)) if weights is None else math.fsum(weights)
-        probabilities = (
-            [1 / total] * len(texts) if weights is None else [weight / total for weight in weights]
-        )
+        probabilities = [1 / total] * len(texts) if weights is None else [weight / total for weight in weights]
         index = self._choose(texts, probabilities)
         self.nats -= math.log(probabilities[index])
         self.say(texts[index])
@@ -118,9 +116,7 @@ class ReadDraft(Draft):
 
     def _refusal(self, expected: str) -> ValueError:
         found = self._text[self._position : self._position + 30]
-        return ValueError(
-            f"not a text of this grammar: character {self._position}: {found!r}, expected {expected}"
-        )
+        return ValueError(f"not a text of this grammar: character {self._position}: {found!r}, expected {expected}")
 
 
 class _ReplayedDraft(Draft):

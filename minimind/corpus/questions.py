@@ -36,9 +36,7 @@ def question_text(turns: Turns) -> str:
 def arithmetic(language: Language, held_out: bool, rng: random.Random) -> Turns:
     first = one(rng, [n for n in range(10, 90) if addends(n, held_out)])
     second = one(rng, addends(first, held_out))
-    asks = (
-        ("What is {}+{}?", "Please add {}+{}") if language is ENGLISH else ("{}+{}等于多少？", "请计算{}+{}")
-    )
+    asks = ("What is {}+{}?", "Please add {}+{}") if language is ENGLISH else ("{}+{}等于多少？", "请计算{}+{}")
     return dialogue(one(rng, asks).format(first, second), f"{first}+{second}={first + second}")
 
 
@@ -60,11 +58,7 @@ def sorting(language: Language, held_out: bool, rng: random.Random) -> Turns:
     while len(drawn) < 4:
         left = sort_digits(drawn, held_out)
         drawn = (*drawn, one(rng, left)) if left else ()
-    asks = (
-        ("Sort these digits: {}", "Put in order: {}")
-        if language is ENGLISH
-        else ("从小到大排列：{}", "请排序：{}")
-    )
+    asks = ("Sort these digits: {}", "Put in order: {}") if language is ENGLISH else ("从小到大排列：{}", "请排序：{}")
     return dialogue(one(rng, asks).format(",".join(drawn)), ",".join(sorted(drawn)))
 
 

@@ -16,16 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from minimind.corpus.grammar import END, Draft
-from minimind.corpus.words import (
-    ADJECTIVES,
-    CHINESE,
-    DIGITS,
-    ENGLISH,
-    NOUNS,
-    Language,
-    Relation,
-    reserved,
-)
+from minimind.corpus.words import ADJECTIVES, CHINESE, DIGITS, ENGLISH, NOUNS, Language, Relation, reserved
 
 KINDS = {"people": 3, "places": 3, "sums": 3, "sorting": 2, "lexicon": 2}
 """How often each kind is written: more of what takes a model longer to learn."""
@@ -73,9 +64,7 @@ def write_story(draft: Draft, language: Language, kind: str) -> None:
 Known = dict[tuple[str, Relation], str]
 
 
-def write_statements(
-    draft: Draft, language: Language, names: Sequence[str], relations: Sequence[Relation]
-) -> Known:
+def write_statements(draft: Draft, language: Language, names: Sequence[str], relations: Sequence[Relation]) -> Known:
     """State each relation once, in any order, of either subject; returns who and what."""
     known: Known = {}
     left = list(relations)

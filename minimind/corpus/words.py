@@ -54,13 +54,33 @@ class Language:
 
 
 ADJECTIVES = {
-    "red": "红", "blue": "蓝", "green": "绿", "white": "白", "black": "黑", "yellow": "黄",
-    "big": "大", "small": "小", "new": "新", "old": "旧",
-}  # fmt: skip
+    "red": "红",
+    "blue": "蓝",
+    "green": "绿",
+    "white": "白",
+    "black": "黑",
+    "yellow": "黄",
+    "big": "大",
+    "small": "小",
+    "new": "新",
+    "old": "旧",
+}
 NOUNS = {
-    "apple": "苹果", "flower": "花", "bird": "鸟", "fish": "鱼", "house": "房子", "book": "书", "car": "车",
-    "cup": "杯子", "ball": "球", "hat": "帽子", "boat": "船", "door": "门", "shirt": "衬衫", "table": "桌子",
-}  # fmt: skip
+    "apple": "苹果",
+    "flower": "花",
+    "bird": "鸟",
+    "fish": "鱼",
+    "house": "房子",
+    "book": "书",
+    "car": "车",
+    "cup": "杯子",
+    "ball": "球",
+    "hat": "帽子",
+    "boat": "船",
+    "door": "门",
+    "shirt": "衬衫",
+    "table": "桌子",
+}
 
 _PLACES_EN = ("Velta", "Dorin", "Morna", "Kalis", "Sorel", "Tamba")
 _PLACES_ZH = ("云溪", "石桥", "梅岭", "松岗", "竹园", "金谷")
@@ -71,20 +91,31 @@ ENGLISH = Language(
     places=_PLACES_EN,
     person_relations=(
         Relation(
-            " likes ", ("red", "blue", "green", "white", "black"), "What color does {subject} like?",
-            "I like ", "You like ", "What color do I like?",
+            " likes ",
+            ("red", "blue", "green", "white", "black"),
+            "What color does {subject} like?",
+            "I like ",
+            "You like ",
+            "What color do I like?",
         ),
         Relation(
-            " lives in ", _PLACES_EN, "Where does {subject} live?",
-            "I live in ", "You live in ", "Where do I live?",
+            " lives in ", _PLACES_EN, "Where does {subject} live?", "I live in ", "You live in ", "Where do I live?"
         ),
         Relation(
-            " keeps ", ("cats", "dogs", "rabbits", "horses", "ducks"), "What animals does {subject} keep?",
-            "I keep ", "You keep ", "What animals do I keep?",
+            " keeps ",
+            ("cats", "dogs", "rabbits", "horses", "ducks"),
+            "What animals does {subject} keep?",
+            "I keep ",
+            "You keep ",
+            "What animals do I keep?",
         ),
         Relation(
-            " is a ", ("teacher", "doctor", "cook", "driver", "singer"), "What is the job of {subject}?",
-            "I am a ", "You are a ", "What is my job?",
+            " is a ",
+            ("teacher", "doctor", "cook", "driver", "singer"),
+            "What is the job of {subject}?",
+            "I am a ",
+            "You are a ",
+            "What is my job?",
         ),
     ),
     place_relations=(
@@ -97,7 +128,7 @@ ENGLISH = Language(
     seasons=("spring", "summer", "autumn", "winter"),
     spots=("market", "bridge", "school", "park", "garden", "mill"),
     deeds=("sang", "danced", "cooked", "swam", "read", "talked"),
-)  # fmt: skip
+)
 
 CHINESE = Language(
     code="zh",
@@ -105,17 +136,17 @@ CHINESE = Language(
     places=_PLACES_ZH,
     person_relations=(
         Relation(
-            "喜欢", ("红色", "蓝色", "绿色", "白色", "黑色"), "{subject}喜欢什么颜色？",
-            "我喜欢", "你喜欢", "我喜欢什么颜色？",
+            "喜欢",
+            ("红色", "蓝色", "绿色", "白色", "黑色"),
+            "{subject}喜欢什么颜色？",
+            "我喜欢",
+            "你喜欢",
+            "我喜欢什么颜色？",
         ),
         Relation("住在", _PLACES_ZH, "{subject}住在哪里？", "我住在", "你住在", "我住在哪里？"),
+        Relation("养了", ("猫", "狗", "兔子", "马", "鸭子"), "{subject}养了什么？", "我养了", "你养了", "我养了什么？"),
         Relation(
-            "养了", ("猫", "狗", "兔子", "马", "鸭子"), "{subject}养了什么？",
-            "我养了", "你养了", "我养了什么？",
-        ),
-        Relation(
-            "是", ("老师", "医生", "厨师", "司机", "歌手"), "{subject}做什么工作？",
-            "我是", "你是", "我做什么工作？",
+            "是", ("老师", "医生", "厨师", "司机", "歌手"), "{subject}做什么工作？", "我是", "你是", "我做什么工作？"
         ),
     ),
     place_relations=(
@@ -128,7 +159,7 @@ CHINESE = Language(
     seasons=("春天", "夏天", "秋天", "冬天"),
     spots=("集市", "桥上", "学校", "公园", "花园", "磨坊"),
     deeds=("唱歌", "跳舞", "做饭", "游泳", "读书", "聊天"),
-)  # fmt: skip
+)
 
 LANGUAGES = (ENGLISH, CHINESE)
 

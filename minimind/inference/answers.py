@@ -82,9 +82,15 @@ def pieces(model: Transformer, tokenizer: Tokenizer, question: Question) -> Gene
     sampling, characters, stop = question.sampling, tokenizer.stream(), StopText(question.stop)
     room = min(sampling.max_new_tokens, model.config.max_position_embeddings - len(question.prompt))
     tokens = generate(
-        model, question.prompt, room, temperature=sampling.temperature, top_p=sampling.top_p,
-        top_k=sampling.top_k, stop_ids=question.stop_ids, seed=sampling.seed,
-    )  # fmt: skip
+        model,
+        question.prompt,
+        room,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop_ids=question.stop_ids,
+        seed=sampling.seed,
+    )
     count = 0
     for count, token in enumerate(tokens, 1):
         text = stop.push(characters.push(token))
@@ -104,9 +110,7 @@ class Speaker:
         self._turn = asyncio.Lock()  # its waiters are served in order
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="generation")
 
-    async def answer(
-        self, question: Question, gone: Callable[[], Awaitable[bool]]
-    ) -> AsyncGenerator[Piece, None]:
+    async def answer(self, question: Question, gone: Callable[[], Awaitable[bool]]) -> AsyncGenerator[Piece, None]:
         """The pieces of an answer. ``gone`` is asked before each: is there nobody left to read it?"""
         loop = asyncio.get_running_loop()
         async with self._turn:

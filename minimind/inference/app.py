@@ -76,8 +76,13 @@ class Endpoints:
 
     async def models(self) -> dict[str, Any]:
         """The one model. ``max_model_len``, which vLLM has too: positions for prompt and answer together."""
-        model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minimind",
-                 "max_model_len": self.positions}  # fmt: skip
+        model = {
+            "id": self.name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "minimind",
+            "max_model_len": self.positions,
+        }
         return {"object": "list", "data": [model]}
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
@@ -130,18 +135,14 @@ class Endpoints:
 
         return gone
 
-    async def _respond(
-        self, body: AnyRequest, question: Question, request: Request, reply: Reply
-    ) -> Response:
+    async def _respond(self, body: AnyRequest, question: Question, request: Request, reply: Reply) -> Response:
         if len(question.prompt) >= self.positions:
             raise self._too_long(f"{len(question.prompt)}", "messages" if reply.chat else "prompt")
         gone = self._gone(request)
         if body.stream:
             with_usage = body.stream_options is not None and body.stream_options.include_usage
             events = stream_events(self.speaker, question, gone, reply, with_usage)
-            return StreamingResponse(
-                events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-            )
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         return JSONResponse(await whole_answer(self.speaker, question, gone, reply))
 
 
@@ -161,9 +162,7 @@ async def stream_events(
     speaker: Speaker, question: Question, gone: Callable[[], Awaitable[bool]], reply: Reply, with_usage: bool
 ) -> AsyncIterator[str]:
     """Server-sent events: chunks, the token counts if asked for, ``[DONE]``. A reader that has left gets no end."""
-    empty: dict[str, Any] = (
-        {"usage": None} if with_usage else {}
-    )  # as OpenAI: null in all chunks but the last
+    empty: dict[str, Any] = {"usage": None} if with_usage else {}  # as OpenAI: null in all chunks but the last
     count, finish = 0, None
     try:
         if reply.chat:

@@ -138,17 +138,13 @@ class Front:
         elif scope["path"] not in PUBLIC:
             given = _values(scope, b"authorization")
             if len(given) != 1 or not hmac.compare_digest(given[0], self._expected):
-                message = (
-                    "this server wants a key: send the header Authorization: Bearer KEY with the right one"
-                )
+                message = "this server wants a key: send the header Authorization: Bearer KEY with the right one"
                 raise Refusal(401, message, code="invalid_api_key")
 
     def _require_host(self, scope: Scope) -> None:
         hosts = [value.decode("latin-1") for value in _values(scope, b"host")]
         if len(hosts) != 1 or not self._hosts.allow(hosts[0]):
-            message = (
-                "without a key this server answers to this machine's own names only, 127.0.0.1 or localhost"
-            )
+            message = "without a key this server answers to this machine's own names only, 127.0.0.1 or localhost"
             raise Refusal(403, f"Host: {message}; start it with --api-key to use another name")
         for origin in _values(scope, b"origin"):
             if not self._hosts.allow_origin(origin.decode("latin-1"), hosts[0]):

@@ -58,9 +58,7 @@ class Sampler:
         """
         logits = logits.float().cpu()
         if self.repetition_penalty != 1.0 and seen is not None:
-            weaker = torch.where(
-                logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
-            )
+            weaker = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
             logits = torch.where(seen, weaker, logits)
         if self.temperature == 0:
             return int(logits.argmax())
@@ -144,10 +142,14 @@ class _Batch:
     def next(self, logits: Tensor) -> list[int]:
         """The next token of each row of ``logits`` [B, V], added to its answer if that has not ended."""
         # One call for all rows where the choice needs no state: the usual case when answers are scored.
-        tokens = _likeliest(logits) if self.greedy else [
-            0 if owner in self.ended else self.choosers[owner].next(row)
-            for owner, row in zip(self.owners, logits.cpu(), strict=True)
-        ]  # fmt: skip
+        tokens = (
+            _likeliest(logits)
+            if self.greedy
+            else [
+                0 if owner in self.ended else self.choosers[owner].next(row)
+                for owner, row in zip(self.owners, logits.cpu(), strict=True)
+            ]
+        )
         for owner, token in zip(self.owners, tokens, strict=True):
             if token in self.stops:
                 self.ended.add(owner)

@@ -47,9 +47,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    app: Callable[..., Awaitable[None]],
-    connections: int | None = None,
-    header_seconds: float = HEADER_SECONDS,
+    app: Callable[..., Awaitable[None]], connections: int | None = None, header_seconds: float = HEADER_SECONDS
 ) -> Server:
     """The server of an ASGI application; ``connections`` None: as many as the descriptors allow."""
     door = Door(default_connections() if connections is None else connections, header_seconds)
@@ -62,10 +60,19 @@ def make_server(
             self.door = door
 
     config = uvicorn.Config(
-        app, http=Protocol, ws="none", loop="asyncio", lifespan="off", backlog=ACCEPTS, proxy_headers=False,
-        log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        app,
+        http=Protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        backlog=ACCEPTS,
+        proxy_headers=False,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACE,
-    )  # fmt: skip
+    )
     return Server(config)
 
 

@@ -71,8 +71,11 @@ def build(state: State, config: ModelConfig, source: Path) -> Transformer:
         for name, shape in expected.items()
         if name in state and tuple(state[name].shape) != shape
     ]
-    problems = [f"{label} {', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}"
-                for label, names in (("missing", missing), ("unknown", extra)) if names] + shapes[:3]  # fmt: skip
+    problems = [
+        f"{label} {', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}"
+        for label, names in (("missing", missing), ("unknown", extra))
+        if names
+    ] + shapes[:3]
     if problems:
         raise UserError(f"{source}: the weights do not fit its configuration: {'; '.join(problems)}")
     model.load_state_dict(state, assign=True)
@@ -125,9 +128,7 @@ def _read(source: Path) -> tuple[State, ModelConfig, Path]:
 
 def _tokenizer(path: Path, source: Path) -> Tokenizer:
     if path.is_dir() and not (path / FILE_NAME).is_file():
-        raise UserError(
-            f"{source}: no {FILE_NAME} in {path}; give the tokenizer that the model was trained with"
-        )
+        raise UserError(f"{source}: no {FILE_NAME} in {path}; give the tokenizer that the model was trained with")
     return Tokenizer.load(path)
 
 
@@ -144,9 +145,7 @@ def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
     assert name is not None, "callers go through _resolve"
     run_dir = next((parent for parent in path.resolve().parents if (parent / RUN_CONFIG).is_file()), None)
     if run_dir is None:
-        raise UserError(
-            f"{path}: a checkpoint needs its run's config.yaml above it; keep it inside the run directory"
-        )
+        raise UserError(f"{path}: a checkpoint needs its run's config.yaml above it; keep it inside the run directory")
     from minimind.config.run import load_run_config
 
     try:

@@ -172,9 +172,10 @@ class Request(Strict):
         if not isinstance(values, dict):
             return values
         refused = [
-            name for name, value in values.items()
+            name
+            for name, value in values.items()
             if name in NEUTRAL and value is not None and value not in NEUTRAL[name]
-        ]  # fmt: skip
+        ]
         if refused:
             raise ValueError(f"{refused[0]} is not supported by this server: leave it out")
         return {name: value for name, value in values.items() if name not in NEUTRAL}

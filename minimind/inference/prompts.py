@@ -18,15 +18,11 @@ from minimind.model.ops import linear
 from minimind.model.transformer import KVCache, Transformer
 
 
-def read_prompts(
-    model: Transformer, prompts: Sequence[Sequence[int]], capacity: int
-) -> tuple[Tensor, KVCache]:
+def read_prompts(model: Transformer, prompts: Sequence[Sequence[int]], capacity: int) -> tuple[Tensor, KVCache]:
     """Logits [B, output_size] after each prompt, and the cache of ``capacity`` columns that holds them."""
     device, longest = model.output_weight.device, max(map(len, prompts))
     starts = [longest - len(prompt) for prompt in prompts]
-    cache = model.new_cache(
-        len(prompts), capacity, torch.tensor(starts, device=device) if any(starts) else None
-    )
+    cache = model.new_cache(len(prompts), capacity, torch.tensor(starts, device=device) if any(starts) else None)
     if cache.starts is not None and device.type == "cpu":
         return _read_packed(model, prompts, cache), cache
     padded = [[0] * start + list(prompt) for start, prompt in zip(starts, prompts, strict=True)]

@@ -42,9 +42,7 @@ def serve(path: Path, host: str, port: int, api_key: str | None, max_body: int |
     speaker = Speaker(*load_model(path, "cuda" if torch.cuda.is_available() else "cpu"))
     with listen(host, port) as listener:
         hosts = Hosts.of(host, listener.getsockname()[0])
-        app = make_app(
-            speaker, model_name(path), api_key, lambda: server.should_exit, hosts, max_body or MAX_BODY
-        )
+        app = make_app(speaker, model_name(path), api_key, lambda: server.should_exit, hosts, max_body or MAX_BODY)
         server = make_server(app)
         _announce(model_name(path), host, listener, api_key)
         _run(server, listener)
@@ -59,9 +57,7 @@ def _check_key(api_key: str | None) -> None:
     if not key.strip():
         raise UserError(f"{source} is empty: give a key, or leave it out")
     if key != key.strip() or not key.isprintable():
-        raise UserError(
-            f"{source} has blanks around it or control characters in it: no request could send it"
-        )
+        raise UserError(f"{source} has blanks around it or control characters in it: no request could send it")
 
 
 def _require_extra() -> None:
@@ -95,9 +91,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address, family=family, backlog=128)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(
-            f"can't listen on {host}, port {port}: {reason}; --port 0 takes a free one"
-        ) from error
+        raise UserError(f"can't listen on {host}, port {port}: {reason}; --port 0 takes a free one") from error
 
 
 def _announce(name: str, host: str, listener: socket.socket, api_key: str | None) -> None:

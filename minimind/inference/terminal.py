@@ -43,19 +43,13 @@ def continue_text(path: Path, prompt: str, sampling: Sampling, out: TextIO | Non
     prompt_ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     limit = model.config.max_position_embeddings
     if len(prompt_ids) >= limit:
-        raise UserError(
-            f"the prompt has {len(prompt_ids)} tokens, the model's limit is {limit}: give a shorter one"
-        )
+        raise UserError(f"the prompt has {len(prompt_ids)} tokens, the model's limit is {limit}: give a shorter one")
     to.write(prompt)
     answer(model, tokenizer, prompt_ids, [tokenizer.eos_id], sampling, to)
 
 
 def chat_loop(
-    path: Path,
-    system: str | None,
-    sampling: Sampling,
-    ask: Callable[[str], str] = input,
-    out: TextIO | None = None,
+    path: Path, system: str | None, sampling: Sampling, ask: Callable[[str], str] = input, out: TextIO | None = None
 ) -> None:
     """Talk until /exit or the end of input. Raises UserError for a path without a model."""
     from minimind.text.chat import Turn
@@ -71,9 +65,7 @@ def chat_loop(
         if not question or question == "/reset":
             continue
         turns.append(Turn("user", question))
-        turns, prompt_ids = fitting(
-            turns, tokenizer, model.config.max_position_embeddings - sampling.max_new_tokens
-        )
+        turns, prompt_ids = fitting(turns, tokenizer, model.config.max_position_embeddings - sampling.max_new_tokens)
         stop = [tokenizer.im_end_id, tokenizer.eos_id]
         turns.append(Turn("assistant", answer(model, tokenizer, prompt_ids, stop, sampling, to)))
 
@@ -98,9 +90,15 @@ def answer(
     stops = set(stop_ids)
     try:
         for token in generate(
-            model, prompt_ids, sampling.max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
-            top_k=sampling.top_k, stop_ids=stops, seed=sampling.seed,
-        ):  # fmt: skip
+            model,
+            prompt_ids,
+            sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop_ids=stops,
+            seed=sampling.seed,
+        ):
             if token not in stops:
                 emit(stream.push(token))
     except KeyboardInterrupt:

@@ -172,12 +172,7 @@ def _vocabulary(tokenizer: Tokenizer) -> tuple[list[str], list[float], list[int]
     processor.LoadFromSerializedProto(tokenizer.model_bytes)
     ids = range(tokenizer.vocab_size)
     spelled = [processor.IdToPiece(i) for i in ids]
-    named = {
-        tokenizer.pad_id: "pad",
-        tokenizer.bos_id: "bos",
-        tokenizer.eos_id: "eos",
-        processor.unk_id(): "unk",
-    }
+    named = {tokenizer.pad_id: "pad", tokenizer.bos_id: "bos", tokenizer.eos_id: "eos", processor.unk_id(): "unk"}
     for i, name in named.items():
         spelled[i] = f"<|{name}|>"
 

@@ -64,9 +64,7 @@ def save_pretrained(
     _refuse_others(directory, contents)
     (directory / CONFIG).unlink(missing_ok=True)  # not whole until the end
     weights = {
-        name: value.detach().cpu().contiguous()
-        for name, value in model_state.items()
-        if not _tied(name, config)
+        name: value.detach().cpu().contiguous() for name, value in model_state.items() if not _tied(name, config)
     }
     with replacing(directory / WEIGHTS) as file:
         save_file(weights, file.name, metadata={"format": "pt", "made_by": MAKER})
@@ -177,8 +175,7 @@ def _refusals(raw: dict[str, Any], rope: dict[str, Any]) -> list[str]:
     kind, scaling = raw.get("model_type"), raw.get("rope_scaling") or {}
     rope_type = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
     checks = {
-        f'model_type is "{kind}", only "llama" and MiniMind\'s own are known': kind
-        not in ("llama", "minimind"),
+        f'model_type is "{kind}", only "llama" and MiniMind\'s own are known': kind not in ("llama", "minimind"),
         "it is a mixture of experts": bool(raw.get("use_moe")),
         f"its activation is {raw.get('hidden_act')}, not silu": raw.get("hidden_act", "silu") != "silu",
         "it has attention biases": bool(raw.get("attention_bias")),

@@ -38,12 +38,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, bytes]:
     special = [i for i in range(len(pieces)) if processor.IsControl(i) or processor.IsUnknown(i)]
     learned = dict.fromkeys(i for i in range(len(pieces)) if i not in special and not processor.IsByte(i))
     spelled = [piece.replace(_SPACE, " ") if i in learned else piece for i, piece in enumerate(pieces)]
-    named = {
-        "pad": tokenizer.pad_id,
-        "bos": tokenizer.bos_id,
-        "eos": tokenizer.eos_id,
-        "unk": processor.unk_id(),
-    }
+    named = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unk": processor.unk_id()}
     for name, i in named.items():
         spelled[i] = f"<|{name}|>"
     config = {
@@ -65,9 +60,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> dict[str, bytes]:
     return {name: text.encode() for name, text in contents.items()}
 
 
-def _tokenizer_json(
-    pieces: list[str], special: Iterable[int], learned: Iterable[int], unk: int
-) -> dict[str, Any]:
+def _tokenizer_json(pieces: list[str], special: Iterable[int], learned: Iterable[int], unk: int) -> dict[str, Any]:
     return {
         "version": "1.0",
         "truncation": None,

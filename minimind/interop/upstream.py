@@ -31,10 +31,7 @@ from minimind.base.files import replacing
 from minimind.config.model import ModelConfig
 
 State = dict[str, Tensor]
-_HEADS = {
-    4: (8, 2, 1e6),
-    2: (16, 8, 1e4),
-}  # query rows per key row -> query heads, key/value heads, rope_theta
+_HEADS = {4: (8, 2, 1e6), 2: (16, 8, 1e4)}  # query rows per key row -> query heads, key/value heads, rope_theta
 _OLD_NAMES = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -70,9 +67,7 @@ def load_pth(path: str | Path, config: ModelConfig | None = None) -> tuple[State
     """Weights under Llama's names and the shape (``config``: used instead of the inferred one). Raises UserError."""
     path = Path(path)
     raw = read_torch(path)
-    state = {
-        name.removeprefix("_orig_mod."): value for name, value in raw.items() if not _BUFFERS.search(name)
-    }
+    state = {name.removeprefix("_orig_mod."): value for name, value in raw.items() if not _BUFFERS.search(name)}
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path}: not a MiniMind weight file (it holds more than named tensors)")
     _refuse_unknown(state, path)
@@ -110,9 +105,7 @@ def check_exportable(state: Mapping[str, Tensor], config: ModelConfig, source: P
         )
     largest = torch.finfo(torch.float16).max
     if any(value.abs().max() > largest for value in state.values()):
-        raise UserError(
-            f"{source}: a weight is too large for a MiniMind .pth, which is fp16: take --format hf"
-        )
+        raise UserError(f"{source}: a weight is too large for a MiniMind .pth, which is fp16: take --format hf")
 
 
 def _refuse_unknown(state: State, path: Path) -> None:
@@ -145,10 +138,16 @@ def infer_config(state: Mapping[str, Tensor], path: Path) -> ModelConfig:
         output = state.get("lm_head.weight")
         tied = output is None or torch.equal(output, state["model.embed_tokens.weight"])
         return ModelConfig(
-            vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
-            num_key_value_heads=kv_heads, head_dim=queries // heads, intermediate_size=intermediate,
-            rope_theta=theta, tie_word_embeddings=tied,
-        )  # fmt: skip
+            vocab_size=vocab,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=queries // heads,
+            intermediate_size=intermediate,
+            rope_theta=theta,
+            tie_word_embeddings=tied,
+        )
     except (KeyError, ValueError, ValidationError) as error:
         raise UserError(
             f"{path}: its shape is not one of MiniMind's dense models ({type(error).__name__}: {error})"

@@ -41,11 +41,7 @@ class Plan(Protocol):
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
     """Fused attention over [B, heads, T, D]; key/value heads are shared by groups of query heads, not copied."""
     group = q.shape[1] // k.shape[1]
-    if (
-        group > 1
-        and q.device.type != "cpu"
-        and (q.dtype == torch.float32 or how.get("attn_mask") is not None)
-    ):
+    if group > 1 and q.device.type != "cpu" and (q.dtype == torch.float32 or how.get("attn_mask") is not None):
         # But here: a GPU's one fused kernel for fp32 or a mask wants as many key heads (model/cuda.py).
         k, v, group = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), 1
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=group > 1, **how)
@@ -139,10 +135,7 @@ def run_lengths(document_ids: Tensor) -> list[int]:
 
 
 def plan(
-    document_ids: Tensor | None,
-    backend: Backend = "auto",
-    dtype: torch.dtype = torch.float32,
-    head_dim: int = 64,
+    document_ids: Tensor | None, backend: Backend = "auto", dtype: torch.dtype = torch.float32, head_dim: int = 64
 ) -> Plan:
     """The form of attention for a forward without cache of a model in ``dtype``."""
     if document_ids is None:
@@ -215,8 +208,14 @@ class KVCache:
     [B, kv_heads, D, capacity] and [B, kv_heads, capacity, D].
     """
 
-    def __init__(self, shape: tuple[int, int, int, int], num_layers: int, dtype: torch.dtype,
-                 device: torch.device, starts: Tensor | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        num_layers: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        starts: Tensor | None = None,
+    ) -> None:
         self.starts, self.length, self.capacity = starts, 0, shape[1]
         self.hidden: Tensor | None = None  # on a CPU: what OneTokenOnCpu adds to the scores of all columns
         if device.type == "cpu":

@@ -79,9 +79,7 @@ def _logits_gradient(log_probabilities: Tensor, trainable: Tensor, target: Tenso
 
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
         ctx.scale = FP16_GRADIENT_SCALE if hidden.dtype == torch.float16 else 1.0
         wide = weight.float() if through_fp32(hidden) else weight
         grad_hidden = torch.empty_like(hidden)
@@ -109,8 +107,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         factor = grad_output.float() / ctx.scale
-        scaled_hidden = (grad_hidden * factor if grad_hidden.dtype == torch.float32
-                         else (grad_hidden.float() * factor).to(grad_hidden.dtype))  # fmt: skip
+        scaled_hidden = (
+            grad_hidden * factor
+            if grad_hidden.dtype == torch.float32
+            else (grad_hidden.float() * factor).to(grad_hidden.dtype)
+        )
         return scaled_hidden, (grad_weight * factor).to(ctx.weight_dtype), None, None
 
 
@@ -151,9 +152,7 @@ def _rounded_up(trainable: Tensor) -> Tensor:
     return trainable.index_fill(0, others, True)
 
 
-def _sum_and_losses(
-    hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None
-) -> tuple[Tensor, Tensor]:
+def _sum_and_losses(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None) -> tuple[Tensor, Tensor]:
     """The sum over labels [n], and the detached loss of each, fp32 [n], zero where nothing is trained."""
     hidden, keep = hidden.reshape(-1, hidden.shape[-1]), None
     if hidden.device.type == "cpu" and not torch.compiler.is_compiling():

@@ -137,9 +137,7 @@ def _window(turns: Sequence[Turn], sizes: Sequence[int], limit: int) -> tuple[in
     return None
 
 
-def _cut_answer(
-    turns: Sequence[Turn], spans: Sequence[Rendered], tokenizer: Tokenizer, limit: int
-) -> Fitted | None:
+def _cut_answer(turns: Sequence[Turn], spans: Sequence[Rendered], tokenizer: Tokenizer, limit: int) -> Fitted | None:
     """Rule 4 of `fit`."""
     for end in _answers(turns):
         start = max(_starts(turns, end))

@@ -41,9 +41,7 @@ IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 
 _SPACE_SYMBOL = "\u2581"  # SentencePiece's spelling of a space inside a piece
 _SPACE_SYMBOL_BYTES = tuple(_SPACE_SYMBOL.encode("utf-8"))
-_TRAINING_BREAKS = re.compile(
-    "[\n\0\u2581\u2585]+"
-)  # the trainer drops or misreads lines with the last three
+_TRAINING_BREAKS = re.compile("[\n\0\u2581\u2585]+")  # the trainer drops or misreads lines with the last three
 _SECTION = 4096  # characters of training text sampled together
 _LONG_TEXT = 1 << 20  # characters; SentencePiece takes about 60 bytes for each character of one string
 _SMALL_BATCH = 32  # below this, starting SentencePiece's thread costs more than it gives

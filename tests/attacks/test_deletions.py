@@ -58,19 +58,11 @@ def quiet(line: str) -> None:
 
 
 WEB_APPLICATION = {"manifest.json": '{"name": "app", "version": 1, "files": {}}', "index.html": "<html>"}
-CHECKPOINT = {
-    "manifest.json": '{"step": 1, "files": {}, "seal": ""}',
-    "engine/mp_rank_00_model_states.pt": "w",
-}
-EXTENSION = {
-    "manifest.json": '{"manifest_version": 3, "version": "1", "kind": "pretrain"}',
-    "tokens.bin": "mine",
-}
+CHECKPOINT = {"manifest.json": '{"step": 1, "files": {}, "seal": ""}', "engine/mp_rank_00_model_states.pt": "w"}
+EXTENSION = {"manifest.json": '{"manifest_version": 3, "version": "1", "kind": "pretrain"}', "tokens.bin": "mine"}
 
 
-@pytest.mark.parametrize(
-    "content", [WEB_APPLICATION, CHECKPOINT, EXTENSION, {"manifest.json": "{}"}, {"a": "b"}]
-)
+@pytest.mark.parametrize("content", [WEB_APPLICATION, CHECKPOINT, EXTENSION, {"manifest.json": "{}"}, {"a": "b"}])
 def test_prepare_replaces_nothing_but_a_store(
     content: dict[str, str], tmp_path: Path, files: dict[str, Path], tokenizer: Tokenizer
 ) -> None:
@@ -137,8 +129,15 @@ def test_a_writer_that_gives_up_leaves_what_is_not_its_own(tmp_path: Path) -> No
     assert [path.name for path in building.iterdir()] == ["thesis.txt"]
 
 
-@pytest.mark.parametrize(("content", "ours"), [("", True), ("thesis", False), ('{"file": 1}', False),
-    ('{"file": "a", "line": 1, "reason": "r", "too_long": false, "excerpt": ""}\\n', True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "ours"),
+    [
+        ("", True),
+        ("thesis", False),
+        ('{"file": 1}', False),
+        ('{"file": "a", "line": 1, "reason": "r", "too_long": false, "excerpt": ""}\\n', True),
+    ],
+)
 def test_a_list_of_rejects_is_known_by_what_it_holds(content: str, ours: bool, tmp_path: Path) -> None:
     place = tmp_path / "store.rejected.jsonl"
     place.write_text(content.replace("\\n", "\n"))
@@ -315,9 +314,7 @@ def test_the_demo_deletes_nothing(
     victim.assert_unharmed()
 
 
-def test_a_compilers_lock_is_an_empty_file(
-    tmp_path: Path, victim: Victim, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compilers_lock_is_an_empty_file(tmp_path: Path, victim: Victim, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     directory = tmp_path / "extensions" / "cpu_adam"
     directory.mkdir(parents=True)

@@ -42,14 +42,7 @@ RUN_FILES = (
     "recovery.json",
     "post_mortem.json",
 )
-STORE_FILES = (
-    "manifest.json",
-    "tokens.bin",
-    "offsets.npy",
-    "source_file.npy",
-    "source_line.npy",
-    "bytes.npy",
-)
+STORE_FILES = ("manifest.json", "tokens.bin", "offsets.npy", "source_file.npy", "source_line.npy", "bytes.npy")
 CORPUS_FILES = ("pretrain.jsonl", "eval.jsonl", "sft.jsonl", "sft_eval.jsonl", "floor.json")
 
 
@@ -75,9 +68,7 @@ def model(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def store(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(
-        [files["pretrain"]], Tokenizer.load(files["tokenizer"]), tmp_path_factory.mktemp("s") / "store"
-    )
+    return prepare([files["pretrain"]], Tokenizer.load(files["tokenizer"]), tmp_path_factory.mktemp("s") / "store")
 
 
 @pytest.fixture
@@ -85,14 +76,7 @@ def strangers_run(tmp_path: Path, model: Path, store: Path) -> Path:
     """A finished run as a stranger hands it over."""
     path = tmp_path / "run"
     shutil.copytree(model, path / "final")
-    about = {
-        "kind": "run",
-        "model": "tiny",
-        "parameters": 1,
-        "store": str(store),
-        "seed": 0,
-        "total_steps": 2,
-    }
+    about = {"kind": "run", "model": "tiny", "parameters": 1, "store": str(store), "seed": 0, "total_steps": 2}
     about |= {"micro_batch_size": 2, "accumulation": 1, "world_size": 1, "row_length": 64}
     (path / "metrics.jsonl").write_bytes(to_line(about) + to_line({"kind": "train", "step": 1, "loss": 1.0}))
     for name, content in (("config.yaml", "seed: 1\n"), ("ds_config.json", "{}"), ("environment.json", "{}")):
@@ -144,17 +128,20 @@ def test_a_link_to_another_file_of_the_run_is_no_harm(strangers_run: Path) -> No
 
 
 COMMANDS_ON_MODELS = [("generate", name) for name in (*MODEL_FILES, "checkpoints", "final")] + [
-    (command, name)
-    for command in ("evaluate", "export")
-    for name in ("tokenizer.model", "model.safetensors", "final")
+    (command, name) for command in ("evaluate", "export") for name in ("tokenizer.model", "model.safetensors", "final")
 ]
 
 
 @pytest.mark.parametrize(("command", "name"), COMMANDS_ON_MODELS)
 def test_a_model_with_one_name_a_link(
-    command: str, name: str, strangers_run: Path, victim: Victim, files: dict[str, Path], tmp_path: Path,
+    command: str,
+    name: str,
+    strangers_run: Path,
+    victim: Victim,
+    files: dict[str, Path],
+    tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     if name in ("checkpoints", "final"):
         victim.plant(strangers_run, directories=[name])
     else:
@@ -173,9 +160,12 @@ def test_a_model_with_one_name_a_link(
 
 @pytest.mark.parametrize("command", ["chat", "serve"])
 def test_chat_and_serve_read_no_link(
-    command: str, strangers_run: Path, victim: Victim, capfd: pytest.CaptureFixture[str],
+    command: str,
+    strangers_run: Path,
+    victim: Victim,
+    capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     for name in ("tokenizer.model", "model.safetensors", "config.json"):
         victim.plant(strangers_run / "final", [name])
@@ -216,9 +206,8 @@ def test_what_a_person_names_may_be_a_link(model: Path, strangers_run: Path, tmp
 
 @pytest.mark.parametrize("name", STORE_FILES)
 def test_a_store_with_one_name_a_link(
-    name: str, store: Path, victim: Victim, tmp_path: Path, files: dict[str, Path],
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    name: str, store: Path, victim: Victim, tmp_path: Path, files: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     copy = shutil.copytree(store, tmp_path / "store")
     victim.plant(copy, [name])
     with pytest.raises(UserError, match=r"leads out of .* by a link, which is not followed"):
@@ -235,8 +224,11 @@ def test_data_directories_are_read_inside_only(
     data = tmp_path / "data"
     data.mkdir()
     victim.plant(data, ["a.txt"])
-    for command in (["check", data], ["train-tokenizer", data, "--output", tmp_path / "t"],
-                    ["prepare", data, "--tokenizer", files["tokenizer"], "--output", tmp_path / "s"]):  # fmt: skip
+    for command in (
+        ["check", data],
+        ["train-tokenizer", data, "--output", tmp_path / "t"],
+        ["prepare", data, "--tokenizer", files["tokenizer"], "--output", tmp_path / "s"],
+    ):
         assert run(*command) == 2
     out = said(capfd)
     assert out.count(f"{data / 'a.txt'}: leads out of {data} by a link") == 3
@@ -265,11 +257,7 @@ def test_outputs_replace_links_and_leave_what_they_name(
 
 
 def test_names_of_products_that_are_links_are_refused_where_they_would_be_read(
-    victim: Victim,
-    files: dict[str, Path],
-    strangers_run: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    victim: Victim, files: dict[str, Path], strangers_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A lock, a list of rejects, an exported model, the corpus, the demo's directories."""
     victim.plant(tmp_path, ["a.lock", "b.rejected.jsonl"])

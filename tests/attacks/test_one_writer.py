@@ -15,12 +15,45 @@ HELPER = "base/files.py"
 
 # Calls by name that write, delete or move, whatever they are called on.
 ALWAYS = {
-    "write_text", "write_bytes", "unlink", "rmdir", "rmtree", "rename", "renames", "remove_tree", "removedirs",
-    "copyfile", "copy2", "copytree", "touch", "symlink_to", "hardlink_to", "symlink", "link", "mknod", "mkfifo",
-    "tofile", "savetxt", "savez", "save_file", "savefig", "mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryFile",
-    "TemporaryDirectory", "SpooledTemporaryFile", "truncate", "FileHandler", "GGUFWriter", "open_memmap", "makedirs",
-    "mkdir", "chmod", "utime",
-}  # fmt: skip
+    "write_text",
+    "write_bytes",
+    "unlink",
+    "rmdir",
+    "rmtree",
+    "rename",
+    "renames",
+    "remove_tree",
+    "removedirs",
+    "copyfile",
+    "copy2",
+    "copytree",
+    "touch",
+    "symlink_to",
+    "hardlink_to",
+    "symlink",
+    "link",
+    "mknod",
+    "mkfifo",
+    "tofile",
+    "savetxt",
+    "savez",
+    "save_file",
+    "savefig",
+    "mkstemp",
+    "mkdtemp",
+    "NamedTemporaryFile",
+    "TemporaryFile",
+    "TemporaryDirectory",
+    "SpooledTemporaryFile",
+    "truncate",
+    "FileHandler",
+    "GGUFWriter",
+    "open_memmap",
+    "makedirs",
+    "mkdir",
+    "chmod",
+    "utime",
+}
 # Calls of a module's functions, which would be too common as names alone.
 QUALIFIED = {
     "os.open",
@@ -48,21 +81,14 @@ ALLOWED = {
     "data/prepare.py": {"mkdir"},
     "data/rooms.py": {"mkdir", "chmod"},  # the cache's
     "data/sources.py": {"mkdir", "NamedTemporaryFile"},  # the spool, in a private directory of a new name
-    "data/store.py": {
-        "mkdir",
-        "rename",
-    },  # a new directory, and it to its place: a link there makes that fail
+    "data/store.py": {"mkdir", "rename"},  # a new directory, and it to its place: a link there makes that fail
     "data/store_files.py": {"rmdir"},
     "data/check.py": {"TemporaryDirectory"},
     "data/texts.py": {"TemporaryDirectory"},
     "data/tables.py": {"TemporaryFile"},
     "tokenizer.py": {"mkdir"},
     "commands.py": {"mkdir"},
-    "interop/huggingface.py": {
-        "mkdir",
-        "unlink",
-        "save_file",
-    },  # an export's config.json; into `replacing`'s file
+    "interop/huggingface.py": {"mkdir", "unlink", "save_file"},  # an export's config.json; into `replacing`'s file
     "interop/gguf.py": {"GGUFWriter"},  # into `replacing`'s file
     "interop/upstream.py": {"torch.save"},  # the same
     "training/lr_report.py": {"savefig"},  # the same
@@ -128,9 +154,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"
 def test_a_module_writes_through_the_helper(module: str) -> None:
     allowed = ALLOWED.get(module, set())
     found = [(name, line) for name, line in writes(ROOT / module) if name not in allowed]
-    assert not found, (
-        f"{module}: {found}: take write_durably, replacing, create, remove_files ... of {HELPER}"
-    )
+    assert not found, f"{module}: {found}: take write_durably, replacing, create, remove_files ... of {HELPER}"
 
 
 def test_the_list_holds_nothing_that_is_gone() -> None:
@@ -139,10 +163,21 @@ def test_the_list_holds_nothing_that_is_gone() -> None:
 
 
 SEEN = [
-    "p.write_text('')", "p.open('w')", "open(p, 'ab')", "p.open(mode)", "open(p, mode='x')", "p.rename(q)",
-    "p.replace(q)", "shutil.rmtree(p)", "os.open(p, 1)", "os.replace(a, b)", "json.dump(a, b)", "np.save(p, a)",
-    "os.fdopen(d, 'r+b')", "shutil.move(a, b)",
-]  # fmt: skip
+    "p.write_text('')",
+    "p.open('w')",
+    "open(p, 'ab')",
+    "p.open(mode)",
+    "open(p, mode='x')",
+    "p.rename(q)",
+    "p.replace(q)",
+    "shutil.rmtree(p)",
+    "os.open(p, 1)",
+    "os.replace(a, b)",
+    "json.dump(a, b)",
+    "np.save(p, a)",
+    "os.fdopen(d, 'r+b')",
+    "shutil.move(a, b)",
+]
 
 
 @pytest.mark.parametrize("line", SEEN)
@@ -151,9 +186,7 @@ def test_the_search_sees(line: str, tmp_path: Path) -> None:
     assert list(writes(tmp_path / "a.py"))
 
 
-@pytest.mark.parametrize(
-    "line", ["p.open()", "p.open('rb')", "TokenStore.open(p)", "a.replace('b', 'c')", "open(p)"]
-)
+@pytest.mark.parametrize("line", ["p.open()", "p.open('rb')", "TokenStore.open(p)", "a.replace('b', 'c')", "open(p)"])
 def test_the_search_does_not_mind(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(line)
     assert not list(writes(tmp_path / "a.py"))

@@ -65,15 +65,7 @@ def test_a_run_writes_and_reads_through_no_link(
     links = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_symlink()}
     # set aside as they are, or names that nothing has any more
     assert {Path(link).name for link in links} >= {"checkpoints", "final", "latest", "metrics.1.jsonl"}
-    assert not links & {
-        "config.yaml",
-        "environment.json",
-        "metrics.jsonl",
-        "checkpoints",
-        "final",
-        "latest",
-        "best",
-    }
+    assert not links & {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints", "final", "latest", "best"}
     load_model(out)
     victim.assert_unharmed(out, said="".join(capfd.readouterr()))
 

@@ -46,9 +46,7 @@ def exchange(file: Path) -> None:
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_the_cache_and_its_rooms_are_private(
-    cache: Path, files: dict[str, Path], tokenizer: Tokenizer
-) -> None:
+def test_the_cache_and_its_rooms_are_private(cache: Path, files: dict[str, Path], tokenizer: Tokenizer) -> None:
     before = os.umask(0)
     try:
         prepare([files["pretrain"]], tokenizer)
@@ -90,9 +88,7 @@ def test_what_belongs_to_another_user_is_refused(
     os.chown(place, SOMEBODY, SOMEBODY)
     if what == "planted":  # a directory of theirs where all can write
         cache.parent.parent.chmod(0o1777)
-    with pytest.raises(
-        UserError, match=f"{place}: (belongs to another user|others can exchange it)"
-    ) as error:
+    with pytest.raises(UserError, match=f"{place}: (belongs to another user|others can exchange it)") as error:
         prepare([files["pretrain"]], tokenizer)
     assert "\n" not in str(error.value)
 
@@ -129,9 +125,7 @@ def test_a_store_is_read_once_and_then_only_looked_at(
     store = writer.finish({"sources": ["a"]})
     read: list[Path] = []
     original = store_files._verify
-    monkeypatch.setattr(
-        store_files, "_verify", lambda path, *rest: read.append(path) or original(path, *rest)
-    )
+    monkeypatch.setattr(store_files, "_verify", lambda path, *rest: read.append(path) or original(path, *rest))
     TokenStore.open(store)
     TokenStore.open(store)
     assert len(read) == 2  # it could change once more within this tick of the clock
@@ -147,9 +141,7 @@ def test_a_store_is_read_once_and_then_only_looked_at(
     assert len(read) == 4
 
 
-def test_without_a_cache_a_store_is_verified_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_a_store_is_verified_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINIMIND_CACHE", str(tmp_path / "file" / "cache"))
     writer = StoreWriter(tmp_path / "store", 100)
@@ -204,9 +196,16 @@ def test_numbers_that_lead_out_of_an_array_are_named(name: str, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "change",
-    [{"files": {"../x": 1}}, {"kind": 3}, {"tokens": "9"}, {"documents": -1}, {"sources": None}, {"vocab_size": 1e9},
-     {"files": {"tokens.bin": "6"}}],
-)  # fmt: skip
+    [
+        {"files": {"../x": 1}},
+        {"kind": 3},
+        {"tokens": "9"},
+        {"documents": -1},
+        {"sources": None},
+        {"vocab_size": 1e9},
+        {"files": {"tokens.bin": "6"}},
+    ],
+)
 def test_a_crafted_manifest_is_damaged(change: dict[str, object], tmp_path: Path, cache: Path) -> None:
     writer = StoreWriter(tmp_path / "store", 100)
     writer.add([1, 5, 2], None, 0, 1, 1)
@@ -241,9 +240,7 @@ def test_the_built_in_corpus_is_made_again_where_it_was_changed(
     assert kept_demo_tokenizer(files, tmp_path) and model.read_bytes() == made[1]
 
 
-def test_a_remembered_hash_that_is_none_is_not_believed(
-    cache: Path, tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_a_remembered_hash_that_is_none_is_not_believed(cache: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
     text = tmp_path / "a.txt"
     text.write_text("The sea is calm.")
     os.utime(text, (1, 1))

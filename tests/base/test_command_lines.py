@@ -51,9 +51,7 @@ def started(*more: str, ranks: int = 1) -> OwnCommand:
     return OwnCommand("pretrain", words, ranks)
 
 
-@pytest.mark.parametrize(
-    "resumed", [(), ("--resume",), ("--resume", "runs/old"), ("--resume=runs/old", "--dry-run")]
-)
+@pytest.mark.parametrize("resumed", [(), ("--resume",), ("--resume", "runs/old"), ("--resume=runs/old", "--dry-run")])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_going_on_is_the_same_command_wherever_it_is_typed(
     resumed: tuple[str, ...], elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,9 +83,7 @@ def test_fine_tuning_is_named_whole_on_the_built_in_corpus_and_not_on_other_file
 ) -> None:
     monkeypatch.chdir(tmp_path if elsewhere else ROOT)
     precision = "fp32" if "fp32" in name else "fp16" if "fp16" in name else "bf16"
-    config = load_run_config(
-        None, ["max_seq_length=128", "gradient_checkpointing=true"], {"output_dir": "runs/a b"}
-    )
+    config = load_run_config(None, ["max_seq_length=128", "gradient_checkpointing=true"], {"output_dir": "runs/a b"})
     line = tune_command(started(), config, precision, ROOT / "ds_configs" / name)
     assert line is not None
     parsed = parse(line)
@@ -100,9 +96,7 @@ def test_fine_tuning_is_named_whole_on_the_built_in_corpus_and_not_on_other_file
     assert tune_command(started(), own, precision, ROOT / "ds_configs" / name) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["fp16.json", "sft_fp16.json", "muon.json", "fp16_fixed_scale.json", "fp32.json"]
-)
+@pytest.mark.parametrize("name", ["fp16.json", "sft_fp16.json", "muon.json", "fp16_fixed_scale.json", "fp32.json"])
 def test_each_remedy_of_a_post_mortem_can_be_typed_and_configures(name: str) -> None:
     source = ROOT / "ds_configs" / name
     command = OwnCommand("pretrain", ("--deepspeed_config", str(source), "--train-file", "a b.jsonl"))
@@ -123,12 +117,8 @@ def test_each_remedy_of_a_post_mortem_can_be_typed_and_configures(name: str) -> 
 # ------------------------------------------------------------------ advice
 
 
-LR = Finding(
-    "lr-above-band", "too high", "start", values={"lr": 0.1, "low": 1e-4, "high": 3e-3, "start": 2e-3}
-)
-SPIKE = Finding(
-    "loss-spike", "spike", "look at this step's samples (minimind samples); or lower the learning rate", 7
-)
+LR = Finding("lr-above-band", "too high", "start", values={"lr": 0.1, "low": 1e-4, "high": 3e-3, "start": 2e-3})
+SPIKE = Finding("loss-spike", "spike", "look at this step's samples (minimind samples); or lower the learning rate", 7)
 
 
 def test_samples_are_asked_for_with_run_and_step(tmp_path: Path) -> None:
@@ -147,9 +137,7 @@ def test_with_an_unusual_rate_the_advice_begins_with_it(code: str, tmp_path: Pat
     assert before == advice
     adviser.complete(LR)
     after = adviser.complete(Finding(code, "m", advice, 3)).advice
-    assert after.startswith(
-        "first the learning rate: 0.1 is above the usual 0.0001 to 0.003: start from 0.002"
-    )
+    assert after.startswith("first the learning rate: 0.1 is above the usual 0.0001 to 0.003: start from 0.002")
     assert code == "run-failed" or "raise" not in after
 
 

@@ -73,9 +73,7 @@ def test_no_module_spells_a_shared_default_again() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found += [
-                (path.name, name, value)
-                for name, value in _spelled(node)
-                if name in SHARED and value is not None
+                (path.name, name, value) for name, value in _spelled(node) if name in SHARED and value is not None
             ]
     assert found == []
 
@@ -86,9 +84,7 @@ def _spelled(node: ast.AST) -> list[tuple[str, object]]:
         arguments = node.args.posonlyargs + node.args.args
         defaulted = arguments[len(arguments) - len(node.args.defaults) :]
         pairs = list(zip(defaulted, node.args.defaults, strict=True))
-        pairs += [
-            (a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None
-        ]
+        pairs += [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
         return [(argument.arg, _literal(default)) for argument, default in pairs]
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
         return [(node.target.id, _literal(node.value))]

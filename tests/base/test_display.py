@@ -73,9 +73,7 @@ def test_check_on_a_terminal_sends_nothing_of_the_file(tmp_path: Path) -> None:
     file.write_text('{"text": "one \\u001b[31mtwo"}\n{"te\\u001b[2J": 1}\n')
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "minimind.cli", "check", str(file)]
-    with subprocess.Popen(
-        command, stdout=follower, stderr=follower, env={**os.environ, "TERM": "dumb"}
-    ) as process:
+    with subprocess.Popen(command, stdout=follower, stderr=follower, env={**os.environ, "TERM": "dumb"}) as process:
         os.close(follower)
         text = _all(leader)
     os.close(leader)
@@ -112,6 +110,4 @@ def _prints(function: ast.expr) -> bool:
     if isinstance(function, ast.Name):
         return function.id in ("print", "Console")
     owner = function.value if isinstance(function, ast.Attribute) else None
-    return (
-        isinstance(owner, ast.Attribute) and owner.attr in ("stdout", "stderr") and function.attr == "write"
-    )  # type: ignore[attr-defined]
+    return isinstance(owner, ast.Attribute) and owner.attr in ("stdout", "stderr") and function.attr == "write"  # type: ignore[attr-defined]

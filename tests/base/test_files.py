@@ -112,11 +112,19 @@ def test_what_lies_inside_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "why"),
-    [("../outside", "leads out of"), ("/etc/hostname", "leads out of"), ("nowhere", "No such file"),
-     ("link", "symbolic link|symlink"), (".", "leads out of"), ("below", "no regular file"),
-     ("/dev/zero", "leads out of"),
-     ("/proc/self/environ", "leads out of"), ("pipe", "no regular file"), ("../inside2/a", "leads out of")],
-)  # fmt: skip
+    [
+        ("../outside", "leads out of"),
+        ("/etc/hostname", "leads out of"),
+        ("nowhere", "No such file"),
+        ("link", "symbolic link|symlink"),
+        (".", "leads out of"),
+        ("below", "no regular file"),
+        ("/dev/zero", "leads out of"),
+        ("/proc/self/environ", "leads out of"),
+        ("pipe", "no regular file"),
+        ("../inside2/a", "leads out of"),
+    ],
+)
 def test_what_a_link_leads_out_to_is_not_read(target: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("mine")
     inside, beside = tmp_path / "inside", tmp_path / "inside2"
@@ -175,9 +183,7 @@ def test_a_dangling_link_has_its_name(tmp_path: Path) -> None:
     assert durable.is_directory(tmp_path) and not durable.is_directory(tmp_path / "earlier-1")
 
 
-def test_content_is_synced_then_named_then_the_name_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_is_synced_then_named_then_the_name_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "latest"
     events: list[tuple[Any, ...]] = []
     fsync, replace = os.fsync, os.replace

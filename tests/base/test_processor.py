@@ -62,9 +62,7 @@ def test_an_operator_that_runs_is_not_enough(asked_anew: pytest.MonkeyPatch) -> 
     assert processor.cpu_has_fast(FP32)
 
 
-def test_an_operator_that_is_not_in_this_torch_is_one_that_does_not_run(
-    asked_anew: pytest.MonkeyPatch,
-) -> None:
+def test_an_operator_that_is_not_in_this_torch_is_one_that_does_not_run(asked_anew: pytest.MonkeyPatch) -> None:
     asked_anew.setattr(torch.ops, "mkldnn", object())
     asked_anew.setattr(torch.ops, "quantized", object())
     assert not processor.onednn_multiplies(FP32) and not processor.onednn_packs(FP32)
@@ -106,9 +104,7 @@ def test_detection_follows_what_the_operators_do(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("switches", [AVX2, OLDEST], ids=["avx2", "oldest"])
-def test_with_capabilities_switched_off_nothing_is_native_and_everything_runs(
-    switches: dict[str, str],
-) -> None:
+def test_with_capabilities_switched_off_nothing_is_native_and_everything_runs(switches: dict[str, str]) -> None:
     """In a process of its own: the libraries read the switches once."""
     code = textwrap.dedent(
         """

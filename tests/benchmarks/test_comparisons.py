@@ -150,10 +150,7 @@ def costs(held_out: int, step: float, save: float, evaluation: float) -> Costs:
 def test_shares_of_a_run_at_the_trainers_own_cadence() -> None:
     found = cadence.course(costs(12_000, step=10.0, save=1.0, evaluation=8.0), 150)
     assert (found.evaluate_every, found.evaluations) == (50, 3)
-    assert (found.saves, found.periodic) == (
-        3 + 8,
-        8,
-    )  # 15, 30, 45, best 50, 60, ...; not 105, 40 s after best 100
+    assert (found.saves, found.periodic) == (3 + 8, 8)  # 15, 30, 45, best 50, 60, ...; not 105, 40 s after best 100
     whole = 1500 + 3 * 8 + 11
     assert (found.evaluating, found.saving) == (pytest.approx(24 / whole), pytest.approx(11 / whole))
 
@@ -222,16 +219,35 @@ def test_a_side_that_dies_shows_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_sides_end_to_end(
-    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_sides_end_to_end(files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Real processes: our trainer through DeepSpeed and the bare loop train the same rows."""
     out = tmp_path / "speed.json"
     trainer.main(
-        ["--data", str(files["pretrain"]), "--vocab-size", "330", "--row-length", "32", "--preset", "tiny",
-         "--threads", "1", "--rounds", "2", "--steps", "2", "--warmup", "1", "--micro-batch", "2", "--sides", "bare",
-         "--json", str(out)]
-    )  # fmt: skip
+        [
+            "--data",
+            str(files["pretrain"]),
+            "--vocab-size",
+            "330",
+            "--row-length",
+            "32",
+            "--preset",
+            "tiny",
+            "--threads",
+            "1",
+            "--rounds",
+            "2",
+            "--steps",
+            "2",
+            "--warmup",
+            "1",
+            "--micro-batch",
+            "2",
+            "--sides",
+            "bare",
+            "--json",
+            str(out),
+        ]
+    )
     import json
 
     found = json.loads(out.read_text())["results"]

@@ -55,9 +55,7 @@ def test_the_corpus_holds_out_whole_records_once(files: dict[str, Path]) -> None
     assert corpus.documents()[0] == train.document(0).tolist()
 
 
-def test_two_benchmarks_at_once_make_one_corpus(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_benchmarks_at_once_make_one_corpus(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     split, calls = corpus_module._split, []
 
     def slowly(*arguments: Any) -> None:

@@ -24,13 +24,7 @@ class FakeWorker:
         if self.fails:
             raise WorkerError("side: the process ended\nCUDA out of memory")
         self.bits -= 0.5 if command == "evaluate" else 0.0
-        return {
-            "tokens": 1000,
-            "seconds": self.seconds,
-            "cpu_seconds": 1.0,
-            "peak": 2**30,
-            "bits_per_byte": self.bits,
-        }
+        return {"tokens": 1000, "seconds": self.seconds, "cpu_seconds": 1.0, "peak": 2**30, "bits_per_byte": self.bits}
 
     def train(self, steps: int) -> None:
         self.ask(f"steps {steps}")

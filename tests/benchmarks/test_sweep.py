@@ -14,10 +14,7 @@ from benchmarks.corpus import Corpus
 from benchmarks.sweep import RECIPES, Recipe, Trial
 from minimind.base.errors import UserError
 
-SHIPPED = {
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999]}},
-    "bf16": {"enabled": True},
-}
+SHIPPED = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999]}}, "bf16": {"enabled": True}}
 
 
 def test_the_shipped_recipe_is_first_and_never_twice() -> None:
@@ -45,12 +42,7 @@ def test_recipes_vary_what_their_json_says(name: str) -> None:
     ],
 )
 def test_a_trial_changes_one_thing(
-    trial: Trial,
-    rate: float,
-    settings: dict[str, Any],
-    rows: int,
-    steps: int,
-    monkeypatch: pytest.MonkeyPatch,
+    trial: Trial, rate: float, settings: dict[str, Any], rows: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[str, Any]] = []
 

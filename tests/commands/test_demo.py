@@ -42,16 +42,18 @@ def answers(monkeypatch: pytest.MonkeyPatch, right: int) -> None:
     given = [Answer(f"[bold]q{n}", "a", "a" if n < right else "b", n < right) for n in range(10)]
     monkeypatch.setattr("minimind.inference.generation.load_model", lambda path: (None, None))
     monkeypatch.setattr("minimind.commands.questions.read_conversations", lambda path: [])
-    monkeypatch.setattr(
-        "minimind.commands.questions.ask_questions", lambda model, tokenizer, conversations, n: given
-    )
+    monkeypatch.setattr("minimind.commands.questions.ask_questions", lambda model, tokenizer, conversations, n: given)
 
 
 @pytest.mark.parametrize(("right", "code"), [(10, 0), (7, 0), (6, 1)])
 def test_seven_of_ten_pass(
-    right: int, code: int, tmp_path: Path, trained: list[list[str]], monkeypatch: pytest.MonkeyPatch,
+    right: int,
+    code: int,
+    tmp_path: Path,
+    trained: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     answers(monkeypatch, right)
     assert demo_run.run_demo(tmp_path / "demo") == code
     out = capsys.readouterr().out
@@ -91,9 +93,7 @@ def test_a_command_is_printed_before_it_runs(tmp_path: Path, capfd: pytest.Captu
     assert second == "ran"
 
 
-def test_a_run_that_was_stopped_early_ends_the_demo(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_stopped_early_ends_the_demo(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-c", ""]
     assert demo_run._run(command, tmp_path) == 1
     assert "stopped before" in capfd.readouterr().out
@@ -108,10 +108,6 @@ def test_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nats_per_byte_of_the_last_evaluation() -> None:
-    records = [
-        {"kind": "eval", "bits_per_byte": 2.0},
-        {"kind": "train"},
-        {"kind": "eval", "bits_per_byte": 1.0},
-    ]
+    records = [{"kind": "eval", "bits_per_byte": 2.0}, {"kind": "train"}, {"kind": "eval", "bits_per_byte": 1.0}]
     assert demo_run.nats_per_byte(records) == pytest.approx(math.log(2))
     assert demo_run.nats_per_byte([{"kind": "eval", "bits_per_byte": None}]) is None

@@ -41,13 +41,9 @@ def test_this_environment_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "effective batch: 8 micro x 1 accumulation x 1 rank" in text
 
 
-def test_a_bad_config_ends_with_1_and_lists_every_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_config_ends_with_1_and_lists_every_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    path = write(
-        tmp_path / "c.json", {"gradient_acumulation_steps": 8, "amp": {}, "zero_optimization": {"stage": 3}}
-    )
+    path = write(tmp_path / "c.json", {"gradient_acumulation_steps": 8, "amp": {}, "zero_optimization": {"stage": 3}})
     lines: list[str] = []
     assert doctor.run_doctor(path, output_dir=tmp_path, show=lines.append) == 1
     bad = [line for line in lines if line.startswith("bad")]
@@ -143,9 +139,7 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "not on PATH" in doctor.check_launcher().seen
 
 
-def test_what_a_config_needs_is_what_the_run_asks_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_a_config_needs_is_what_the_run_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     run, path = RunConfig(), CONFIGS / "bf16_zero2_offload.json"

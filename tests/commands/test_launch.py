@@ -33,9 +33,14 @@ def start(words: list[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "minimind.cli", "launch", "--quiet", "--master_port", str(free_port())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
     return subprocess.Popen(
-        [*command, "--num_gpus", "2", "launch/pretrain.py", *words], cwd=ROOT, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_heed_hangups,
-    )  # fmt: skip
+        [*command, "--num_gpus", "2", "launch/pretrain.py", *words],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=_heed_hangups,
+    )
 
 
 def _heed_hangups() -> None:
@@ -73,10 +78,7 @@ def assert_one_complete_checkpoint(out: Path) -> None:
 
 def pairs() -> list[Any]:
     every = [(victim, name) for victim in VICTIMS for name in STOPS]
-    return [
-        pytest.param(*pair, marks=pytest.mark.slow if pair in IN_SUITE else pytest.mark.soak)
-        for pair in every
-    ]
+    return [pytest.param(*pair, marks=pytest.mark.slow if pair in IN_SUITE else pytest.mark.soak) for pair in every]
 
 
 @pytest.mark.parametrize(("victim", "name"), pairs())
@@ -110,9 +112,7 @@ def test_a_second_ctrl_c_ends_at_once(files: dict[str, Path], tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "code"), [("launcher", KILLED_LAUNCHER), ("rank 1", KILLED_RANK)])
-def test_kill_9_is_no_success_and_leaves_nobody(
-    victim: str, code: int, files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_kill_9_is_no_success_and_leaves_nobody(victim: str, code: int, files: dict[str, Path], tmp_path: Path) -> None:
     process = start(arguments("fp32.json", files, tmp_path, *LONG))
     wait_for_steps(process, tmp_path, 2)
     family = family_of(process)
@@ -186,9 +186,7 @@ def supervised(tmp_path: Path, rank: str) -> subprocess.Popen[str]:
     (tmp_path / "rank.py").write_text(rank)
     command = [sys.executable, "-c", SUPERVISE, str(tmp_path / "deepspeed"), str(tmp_path / "rank.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.fixture
@@ -226,12 +224,12 @@ def test_ranks_that_outlive_a_killed_launch_py_are_counted_and_waited_for_beside
     tmp_path: Path, daemons: list[int]
 ) -> None:
     wait = "print('ready', flush=True)\nsignal.sigwait([signal.SIGUSR1])\nprint('over', flush=True)"
-    process = supervised(tmp_path, f"{DAEMON.replace('SESSION', 'True')}\nsignal.pthread_sigmask("
-                                   f"signal.SIG_BLOCK, [signal.SIGUSR1])\n{wait}")  # fmt: skip
+    process = supervised(
+        tmp_path,
+        f"{DAEMON.replace('SESSION', 'True')}\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n{wait}",
+    )
     assert process.stdout is not None
-    lines = [
-        process.stdout.readline() for _ in range(4)
-    ]  # a daemon, two ranks ready, all seen by the supervisor
+    lines = [process.stdout.readline() for _ in range(4)]  # a daemon, two ranks ready, all seen by the supervisor
     daemons += [int(line.split()[1]) for line in lines if line.startswith("daemon")]
     launcher = psutil.Process(process.pid).children()[0].children()[0]
     ranks = [child for child in launcher.children() if child.environ().get("RANK")]

@@ -10,13 +10,7 @@ import torch
 
 from minimind import cli
 from minimind.base.errors import UserError
-from minimind.commands.models import (
-    evaluate_file,
-    export_hf,
-    export_model,
-    samples_of_step,
-    train_tokenizer_on,
-)
+from minimind.commands.models import evaluate_file, export_hf, export_model, samples_of_step, train_tokenizer_on
 from minimind.config.model import ModelConfig
 from minimind.data.store.batches import Batches
 from minimind.data.store.prepare import prepare
@@ -45,9 +39,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "chats.jsonl").write_text(json.dumps({"conversations": turns}) + "\n")
     tokenizer = Tokenizer.load(train_tokenizer(texts, root / "tokenizer", vocab_size=VOCABULARY))
     config = ModelConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=8,
-    )  # fmt: skip
+    )
     save_pretrained(Transformer(config).state_dict(), config, tokenizer, root / "model")
     return root
 
@@ -125,17 +123,19 @@ def test_export_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:
 def model_of_minimind(directory: Path, tokenizer: Tokenizer, heads: tuple[int, int] = (8, 2)) -> Transformer:
     """A small model in ``directory``; with 8 and 2 heads one whose shape a .pth tells."""
     config = ModelConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=heads[0],
-        num_key_value_heads=heads[1], head_dim=4,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=4,
+    )
     model = Transformer(config, seed=2)
     save_pretrained(model.state_dict(), config, tokenizer, directory)
     return model
 
 
-@pytest.mark.parametrize(
-    ("output", "written"), [("out", "out/model.pth"), ("out/sft_32.pth", "out/sft_32.pth")]
-)
+@pytest.mark.parametrize(("output", "written"), [("out", "out/model.pth"), ("out/sft_32.pth", "out/sft_32.pth")])
 def test_pth_is_loaded_again_with_its_tokenizer(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, written: str
 ) -> None:
@@ -195,14 +195,7 @@ def test_generate_prints_text(corpus: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_evaluate_prints_a_table_and_json(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "evaluate",
-        str(corpus / "model"),
-        "--file",
-        str(corpus / "texts.jsonl"),
-        "--max-seq-length",
-        str(ROW),
-    ]
+    words = ["evaluate", str(corpus / "model"), "--file", str(corpus / "texts.jsonl"), "--max-seq-length", str(ROW)]
     assert cli.run(words) == 0
     assert "perplexity" in capsys.readouterr().out
     assert cli.run([*words, "--json"]) == 0
@@ -216,9 +209,7 @@ def _record(run_dir: Path, **facts: Any) -> Path:
 
 
 def test_samples_of_a_step_are_those_the_ranks_were_given(corpus: Path, tmp_path: Path) -> None:
-    store = prepare(
-        [corpus / "texts.jsonl"], Tokenizer.load(corpus / "tokenizer"), max_seq_length=ROW, workers=1
-    )
+    store = prepare([corpus / "texts.jsonl"], Tokenizer.load(corpus / "tokenizer"), max_seq_length=ROW, workers=1)
     about = {"store": str(store), "seed": 7, "row_length": ROW, "micro_batch_size": 2, "accumulation": 2}
     run = _record(tmp_path / "run", **about, world_size=2, total_steps=20)
     opened = TokenStore.open(store)

@@ -14,20 +14,9 @@ from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware
 from minimind.base.launcher import free_port
 from minimind.base.processor import cpu_has_fast
-from minimind.commands.plan import (
-    largest_micro_batch,
-    measure_state_bytes,
-    offload_line,
-    parse_bytes,
-    run_plan,
-)
+from minimind.commands.plan import largest_micro_batch, measure_state_bytes, offload_line, parse_bytes, run_plan
 from minimind.config.deepspeed import OptimizerSpec, resolve
-from minimind.config.memory import (
-    activation_bytes_per_token,
-    body_parameters,
-    estimate_memory,
-    table_state_bytes,
-)
+from minimind.config.memory import activation_bytes_per_token, body_parameters, estimate_memory, table_state_bytes
 from minimind.config.model import PRESETS, ModelConfig
 from minimind.config.run import load_run_config
 from minimind.model import attention, ops
@@ -89,9 +78,7 @@ class Rows:
     ("name", "stage"),
     [("fp32", 0), ("fp32", 1), ("fp16", 1), ("fp16_zero2", 2), ("bf16", 1), ("bf16_zero2", 2), ("lion", 1)],
 )
-def test_memory_equals_what_a_real_engine_holds(
-    name: str, stage: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_equals_what_a_real_engine_holds(name: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from minimind.training.engine.engine import Engine, start_processes
 
     port = str(free_port())
@@ -183,9 +170,7 @@ def test_activations_are_what_autograd_keeps_on_a_cpu(
 def test_zero_splits_and_offload_moves() -> None:
     run = load_run_config(None)
     count = run.model.num_parameters()
-    one, four = (
-        estimate_memory(run, resolve(CONFIGS / "bf16_zero2.json", run, world, GPU)) for world in (1, 4)
-    )
+    one, four = (estimate_memory(run, resolve(CONFIGS / "bf16_zero2.json", run, world, GPU)) for world in (1, 4))
     assert (one.masters, four.masters) == (4 * count, count)
     assert one.weights == four.weights == 2 * count
     away = estimate_memory(run, resolve(CONFIGS / "bf16_zero2_offload.json", run, 1, GPU))
@@ -204,8 +189,7 @@ def test_largest_micro_batch_is_the_last_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("24GiB", 24 * 2**30), ("24g", 24 * 10**9), ("512 MiB", 2**29), ("100", 100), ("1.5kb", 1500)],
+    ("text", "size"), [("24GiB", 24 * 2**30), ("24g", 24 * 10**9), ("512 MiB", 2**29), ("100", 100), ("1.5kb", 1500)]
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size

@@ -53,9 +53,7 @@ def test_only_the_exact_answer_is_right(prompts: list[list[int]], tokenizer: Tok
     assert answers == [Answer("1+1", "2", "2", True), Answer("I am Mia.\nWho am I?", "Mia", "2", False)]
 
 
-def test_the_prompt_is_everything_before_the_last_answer(
-    prompts: list[list[int]], tokenizer: Tokenizer
-) -> None:
+def test_the_prompt_is_everything_before_the_last_answer(prompts: list[list[int]], tokenizer: Tokenizer) -> None:
     ask_questions(None, tokenizer, CONVERSATIONS, 2)  # type: ignore[arg-type]
     turns = [Turn("user", "I am Mia."), Turn("assistant", "Hello."), Turn("user", "Who am I?")]
     assert prompts[1] == prompt_ids(turns, tokenizer)

@@ -17,16 +17,33 @@ from minimind.training.record.file import to_line
 def _run(directory: Path, steps: int = 30, ended: bool = True, lr: float = 1e-3) -> Path:
     directory.mkdir(parents=True)
     records: list[dict[str, Any]] = [
-        {"kind": "run", "step": 0, "task": "pretrain", "model": "tiny", "parameters": 1000, "total_steps": steps,
-         "precision": "fp16", "zero_stage": 1},
+        {
+            "kind": "run",
+            "step": 0,
+            "task": "pretrain",
+            "model": "tiny",
+            "parameters": 1000,
+            "total_steps": steps,
+            "precision": "fp16",
+            "zero_stage": 1,
+        },
         {"kind": "finding", "step": None, "code": "lr-high", "message": "<script>alert(1)</script>", "advice": "down"},
-    ]  # fmt: skip
+    ]
     for step in range(1, steps + 1):
         speed = None if step == 1 else 1000.0
         records.append(
-            {"kind": "train", "step": step, "tokens": step * 100, "loss": 5.0 - step / 10, "grad_norm": 1.0, "lr": lr,
-             "loss_scale": 1024.0, "skipped": 1, "tokens_per_second": speed}
-        )  # fmt: skip
+            {
+                "kind": "train",
+                "step": step,
+                "tokens": step * 100,
+                "loss": 5.0 - step / 10,
+                "grad_norm": 1.0,
+                "lr": lr,
+                "loss_scale": 1024.0,
+                "skipped": 1,
+                "tokens_per_second": speed,
+            }
+        )
     records.append({"kind": "eval", "step": steps, "loss": 2.5, "ppl": math.exp(2.5), "bits_per_byte": 1.1})
     if ended:
         records.append({"kind": "end", "step": steps, "reason": "finished", "seconds": 61.0})
@@ -67,13 +84,7 @@ def test_the_page_is_complete_and_needs_nothing_else(tmp_path: Path) -> None:
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",
     }
-    for fact in (
-        "finished after 1m01s",
-        "2.5000 at step 30",
-        "tiny, 1,000 parameters",
-        "lr-high",
-        "hidden_size: 64",
-    ):
+    for fact in ("finished after 1m01s", "2.5000 at step 30", "tiny, 1,000 parameters", "lr-high", "hidden_size: 64"):
         assert fact in text
 
 
@@ -110,9 +121,7 @@ def test_a_run_without_any_step(tmp_path: Path) -> None:
 
 
 def test_repeated_steps_count_once_as_they_went_last(tmp_path: Path) -> None:
-    lines = [
-        {"kind": "train", "step": s, "loss": loss} for s, loss in ((1, 5.0), (2, 9.0), (2, 4.0), (3, 3.0))
-    ]
+    lines = [{"kind": "train", "step": s, "loss": loss} for s, loss in ((1, 5.0), (2, 9.0), (2, 4.0), (3, 3.0))]
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(to_line(line) for line in lines))
     assert load_run(tmp_path).column("loss") == [5.0, 4.0, 3.0]
 
@@ -123,9 +132,7 @@ def test_null_numbers_are_shown_as_na(tmp_path: Path) -> None:
 
 
 def test_no_run_there_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"metrics\.jsonl: No such file or directory: give the output directory"
-    ):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: No such file or directory: give the output directory"):
         write_report([tmp_path / "nothing"])
 
 

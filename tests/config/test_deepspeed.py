@@ -23,13 +23,13 @@ GPU = Hardware("cuda", fp16=True, bf16=True, name="RTX 3090")
 OLD_GPU = Hardware("cuda", fp16=True, bf16=False, name="V100")
 CPU = Hardware("cpu", fp16=False, bf16=False, name="Xeon")
 COUNT = 25_829_888
-EXPLICIT = {"gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {
-    "lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}}}  # fmt: skip
+EXPLICIT = {
+    "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
+}
 
 
-def fix(
-    config: dict[str, Any], *settings: str, world: int = 1, hardware: Hardware = GPU, **options: Any
-) -> Resolved:
+def fix(config: dict[str, Any], *settings: str, world: int = 1, hardware: Hardware = GPU, **options: Any) -> Resolved:
     """Resolve ``config`` on top of a complete one, so that only what a test is about can be wrong."""
     return resolve({**EXPLICIT, **config}, load_run_config(None, settings), world, hardware, **options)
 
@@ -168,12 +168,19 @@ def test_other_sections_equal_the_installed_constants() -> None:
     )
     assert set(top["flops_profiler"]) == {getattr(profiling, f"FLOPS_PROFILER_{name}") for name in names}
     assert set(top["data_types"]) == {
-        runtime.GRAD_ACCUM_DTYPE, runtime.PARAM_DTYPE, runtime.BUFFER_DTYPE, runtime.KEEP_IN_FP32_MODULES,
-    }  # fmt: skip
+        runtime.GRAD_ACCUM_DTYPE,
+        runtime.PARAM_DTYPE,
+        runtime.BUFFER_DTYPE,
+        runtime.KEEP_IN_FP32_MODULES,
+    }
     assert set(schema.CHECKPOINT) == {
-        runtime.CHECKPOINT_TAG_VALIDATION, runtime.LOAD_UNIVERSAL_CHECKPOINT, runtime.USE_NODE_LOCAL_STORAGE_CHECKPOINT,
-        runtime.CHECKPOINT_PARALLEL_WRITE, checkpoint.CHECKPOINT_SERIALIZATION, checkpoint.CHECKPOINT_WRITER,
-    }  # fmt: skip
+        runtime.CHECKPOINT_TAG_VALIDATION,
+        runtime.LOAD_UNIVERSAL_CHECKPOINT,
+        runtime.USE_NODE_LOCAL_STORAGE_CHECKPOINT,
+        runtime.CHECKPOINT_PARALLEL_WRITE,
+        checkpoint.CHECKPOINT_SERIALIZATION,
+        checkpoint.CHECKPOINT_WRITER,
+    }
 
 
 def test_scheduler_parameters_equal_the_installed_signatures() -> None:
@@ -200,9 +207,7 @@ def test_shipped_json_resolves_without_a_finding_and_deepspeed_takes_it(path: Pa
     json.loads(path.read_text(encoding="utf-8"))  # plain JSON: other tools read it too
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # this process is one rank, so DeepSpeed must be shown one rank's batch
-    parsed = DeepSpeedConfig(
-        {**resolved.config, "train_batch_size": resolved.micro_batch_size * resolved.accumulation}
-    )
+    parsed = DeepSpeedConfig({**resolved.config, "train_batch_size": resolved.micro_batch_size * resolved.accumulation})
     assert parsed.gradient_clipping == resolved.gradient_clipping == 1.0
     assert parsed.zero_optimization_stage == resolved.stage
     assert parsed.float16_config.enabled == (resolved.precision == "fp16")
@@ -217,9 +222,13 @@ def test_shipped_values_are_those_of_the_design() -> None:
 
     fp16 = load("fp16")
     assert fp16["fp16"] == {
-        "enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2,
+        "enabled": True,
+        "loss_scale": 0,
+        "initial_scale_power": 16,
+        "loss_scale_window": 1000,
+        "hysteresis": 2,
         "min_loss_scale": 1,
-    }  # fmt: skip
+    }
     recipe = {"lr": 2e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}  # the sweep: docs/LOG.md
     assert fp16["optimizer"] == {"type": "AdamW", "params": recipe}
     own = ("sft", "demo", "lion", "muon")
@@ -228,14 +237,23 @@ def test_shipped_values_are_those_of_the_design() -> None:
     assert sorted(optimizer["type"] for optimizer in same) == ["AdamW"] * 8 + ["AdamW8bit"]
     assert load("fp16_fixed_scale")["fp16"]["loss_scale"] == 1024
     assert load("sft_fp16")["fp16"]["initial_scale_power"] == 15
-    assert (
-        load("sft_fp16")["optimizer"]["params"]["lr"] == load("sft_bf16")["optimizer"]["params"]["lr"] == 1e-4
-    )
+    assert load("sft_fp16")["optimizer"]["params"]["lr"] == load("sft_bf16")["optimizer"]["params"]["lr"] == 1e-4
     names = {path.stem for path in SHIPPED}
     assert names >= {
-        "fp16", "bf16", "fp32", "fp16_zero2", "bf16_zero2", "fp16_zero2_offload", "bf16_zero2_offload",
-        "fp16_fixed_scale", "sft_fp16", "sft_bf16", "adamw8bit", "lion", "muon",
-    }  # fmt: skip
+        "fp16",
+        "bf16",
+        "fp32",
+        "fp16_zero2",
+        "bf16_zero2",
+        "fp16_zero2_offload",
+        "bf16_zero2_offload",
+        "fp16_fixed_scale",
+        "sft_fp16",
+        "sft_bf16",
+        "adamw8bit",
+        "lion",
+        "muon",
+    }
     readme = (SHIPPED[0].parent / "README.md").read_text(encoding="utf-8")
     assert [name for name in names if f"`{name}.json`" not in readme] == []
 
@@ -245,9 +263,7 @@ def test_shipped_values_are_those_of_the_design() -> None:
 
 def test_hjson_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    path.write_text(
-        '{ // comment\n  # another\n  train_micro_batch_size_per_gpu: 4,\n  "bf16": {"enabled": true,},\n}'
-    )
+    path.write_text('{ // comment\n  # another\n  train_micro_batch_size_per_gpu: 4,\n  "bf16": {"enabled": true,},\n}')
     assert resolve(path, RunConfig(), 1, GPU).micro_batch_size == 4
 
 
@@ -280,12 +296,14 @@ def test_lines_of_keys() -> None:
         '{\n "a": "x: {", // "no": 1\n b: {\n  "c": [1, {"d": 2}, {"d": 3}],\n'
         "  \"e\": '''q'''\n },\n /* \"f\":\n 1 */ \"g\": null}"
     )
-    lines = {
-        path: places for path, places in key_lines(text).items() if not any("[" in part for part in path)
-    }
+    lines = {path: places for path, places in key_lines(text).items() if not any("[" in part for part in path)}
     assert {path: places[0] for path, places in lines.items()} == {
-        ("a",): 2, ("b",): 3, ("b", "c"): 4, ("b", "e"): 5, ("g",): 8,
-    }  # fmt: skip
+        ("a",): 2,
+        ("b",): 3,
+        ("b", "c"): 4,
+        ("b", "e"): 5,
+        ("g",): 8,
+    }
     assert all(len(places) == 1 for places in key_lines(text).values())
 
 
@@ -308,10 +326,7 @@ def test_the_callers_dict_is_left_alone() -> None:
         ({"fp16": {"enabled": True, "initial_scale": 3}}, ['"initial_scale_power"', "refuse"]),
         ({"zero_optimization": {"stage": 1, "reduce_bucket": 1}}, ['"reduce_bucket_size"']),
         ({"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}}, ['"device"']),
-        (
-            {"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}},
-            ["not a parameter of this trainer's AdamW"],
-        ),
+        ({"optimizer": {"type": "AdamW", "params": {"learning_rate": 1}}}, ["not a parameter of this trainer's AdamW"]),
         ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1}}}, ["gradient_clipping"]),
         ({"optimizer": {"type": "AdamWW"}}, ['did you mean "AdamW"']),
         ({"optimizer": {"type": "OneBitAdam"}}, ["removed the 1-bit"]),
@@ -355,8 +370,10 @@ def test_wrong_values(config: dict[str, Any], word: str) -> None:
         ({"zero_optimization": {"stage": 3}}, "splits the parameters"),
         ({"zero_optimization": {"stage": 1, "stage3_max_reuse_distance": 1, "max_reuse_distance": 1}}, "keep one"),
         ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, "nvme_path"),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}},
-         "keeps the states in CPU"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}},
+            "keeps the states in CPU",
+        ),
         ({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, "stage 1 or 2"),
         ({"zero_optimization": {"stage": 1, "zenflow": {"topk_ratio": 0.1}}}, "late"),
         ({"torch_autocast": {"enabled": True}}, "loss scale"),
@@ -368,10 +385,15 @@ def test_wrong_values(config: dict[str, Any], word: str) -> None:
         ({"prescale_gradients": True, "zero_optimization": {"stage": 2}}, "reduce_scatter"),
         ({"gradient_predivide_factor": 2.0, "zero_optimization": {"stage": 1}}, "reduce_scatter"),
         ({"scheduler": {"type": "CosineAnnealingLR"}}, "torch schedulers by name fail"),
-        ({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
-          "optimizer": {"type": "Lion", "params": {"lr": 1e-4}}}, "no CPU form"),
+        (
+            {
+                "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+                "optimizer": {"type": "Lion", "params": {"lr": 1e-4}},
+            },
+            "no CPU form",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refusals_state_their_reason(config: dict[str, Any], word: str) -> None:
     assert word in problem(config)
 
@@ -380,13 +402,20 @@ def test_every_problem_is_in_one_message(tmp_path: Path) -> None:
     message = refused(
         tmp_path,
         {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5, "amp": {}, "typo": 1, "train_batch_size": 10},
-        per_device_train_batch_size=8, learning_rate=3e-4, max_grad_norm=1.0, adam_beta2=0.95,
-    )  # fmt: skip
+        per_device_train_batch_size=8,
+        learning_rate=3e-4,
+        max_grad_norm=1.0,
+        adam_beta2=0.95,
+    )
     assert message.startswith("6 problems")
-    for part in ("amp", "typo", "4 in the JSON but per_device_train_batch_size is 8",
-                 "0.001 in the JSON but learning_rate",
-                 f"0.5 in the JSON but max_grad_norm is 1 in {tmp_path / 'run.yaml'}:3",
-                 "0.999 in the JSON but adam_beta2 is 0.95"):  # fmt: skip
+    for part in (
+        "amp",
+        "typo",
+        "4 in the JSON but per_device_train_batch_size is 8",
+        "0.001 in the JSON but learning_rate",
+        f"0.5 in the JSON but max_grad_norm is 1 in {tmp_path / 'run.yaml'}:3",
+        "0.999 in the JSON but adam_beta2 is 0.95",
+    ):
         assert part in message
 
 
@@ -402,16 +431,36 @@ CONFLICTS: list[tuple[dict[str, Any], str, Any, Any]] = [
     ({"bf16": {"enabled": False}}, "bf16", True, lambda resolved: resolved.precision == "bf16"),
     ({"fp16": {"enabled": True}}, "bf16", True, lambda resolved: resolved.precision == "bf16"),
     ({"fp16": {"enabled": True}}, "fp16", False, lambda resolved: resolved.precision == "fp16"),
-    ({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}}, "max_steps", 11,
-     lambda resolved: resolved.scheduler["params"]["total_num_steps"]),
-    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}}, "warmup_steps", 11,
-     lambda resolved: resolved.scheduler["params"]["warmup_num_steps"]),
-    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}}, "warmup_ratio", 0.1,
-     lambda resolved: resolved.with_total_steps(50, load_run_config(None, ["warmup_ratio=0.1"])).scheduler
-     ["params"]["warmup_num_steps"] / 50),
-    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}, "lr_scheduler_type", "cosine",
-     lambda resolved: resolved.scheduler or "cosine"),
-]  # fmt: skip
+    (
+        {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}},
+        "max_steps",
+        11,
+        lambda resolved: resolved.scheduler["params"]["total_num_steps"],
+    ),
+    (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}},
+        "warmup_steps",
+        11,
+        lambda resolved: resolved.scheduler["params"]["warmup_num_steps"],
+    ),
+    (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}}},
+        "warmup_ratio",
+        0.1,
+        lambda resolved: (
+            resolved.with_total_steps(50, load_run_config(None, ["warmup_ratio=0.1"])).scheduler["params"][
+                "warmup_num_steps"
+            ]
+            / 50
+        ),
+    ),
+    (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}},
+        "lr_scheduler_type",
+        "cosine",
+        lambda resolved: resolved.scheduler or "cosine",
+    ),
+]
 
 
 @pytest.mark.parametrize(("config", "name", "value", "taken"), CONFLICTS)
@@ -440,9 +489,7 @@ def test_an_option_wins_over_a_scheduler_and_is_called_by_its_name() -> None:
 
 @pytest.mark.parametrize("kind", ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"])
 @pytest.mark.parametrize(("stated", "warmup"), [({"warmup_num_steps": 500}, 500), ({}, 1000)])
-def test_a_run_that_ends_inside_a_schedulers_warmup_is_said(
-    kind: str, stated: dict[str, int], warmup: int
-) -> None:
+def test_a_run_that_ends_inside_a_schedulers_warmup_is_said(kind: str, stated: dict[str, int], warmup: int) -> None:
     run = load_run_config(None)
     resolved = fix({"scheduler": {"type": kind, "params": stated}}).with_total_steps(11, run)
     (found,) = [finding for finding in resolved.findings if finding.code == "run-inside-warmup"]
@@ -463,13 +510,9 @@ def test_a_run_that_ends_inside_a_schedulers_warmup_is_said(
         (["warmup_steps=0"], 1, None),
     ],
 )
-def test_a_run_that_ends_inside_its_own_warmup_is_said(
-    settings: list[str], total: int, warmup: int | None
-) -> None:
+def test_a_run_that_ends_inside_its_own_warmup_is_said(settings: list[str], total: int, warmup: int | None) -> None:
     run = load_run_config(None, settings)
-    found = [
-        f for f in fix({}, *settings).with_total_steps(total, run).findings if f.code == "run-inside-warmup"
-    ]
+    found = [f for f in fix({}, *settings).with_total_steps(total, run).findings if f.code == "run-inside-warmup"]
     assert [finding.values["warmup_steps"] for finding in found] == ([] if warmup is None else [warmup])
     assert all(f"--set {settings[0]}" in finding.message for finding in found)
 
@@ -490,9 +533,7 @@ def test_a_section_that_is_missing_states_nothing(tmp_path: Path) -> None:
         resolved = resolve({**EXPLICIT, **config}, load_run_config(path), 1, GPU)
         assert resolved.precision == "bf16" and "command-line-wins" not in codes(resolved)
     assert (
-        resolve(
-            {**EXPLICIT, "bf16": {"enabled": True}}, load_run_config(None, ["fp16=false"]), 1, GPU
-        ).precision
+        resolve({**EXPLICIT, "bf16": {"enabled": True}}, load_run_config(None, ["fp16=false"]), 1, GPU).precision
         == "bf16"
     )
     message = refused(tmp_path, {"fp16": {"enabled": True}}, bf16=True)
@@ -522,15 +563,9 @@ def test_junk_anywhere_is_a_user_error_or_runs_but_never_crashes() -> None:
         config = {key: junk_section(rng, schema.TOP_LEVEL[key]) for key in keys}
         if not few:
             name = rng.choice([*schema.OPTIMIZERS, "x", 3])
-            config["optimizer"] = {
-                "type": name,
-                "params": junk_section(rng, schema.OPTIMIZERS.get(str(name))),
-            }
+            config["optimizer"] = {"type": name, "params": junk_section(rng, schema.OPTIMIZERS.get(str(name)))}
             name = rng.choice([*schema.SCHEDULERS, "x", None])
-            config["scheduler"] = {
-                "type": name,
-                "params": junk_section(rng, schema.SCHEDULERS.get(str(name))),
-            }
+            config["scheduler"] = {"type": name, "params": junk_section(rng, schema.SCHEDULERS.get(str(name)))}
         try:
             resolve(config, RunConfig(), rng.choice([1, 2, 3]), rng.choice([GPU, CPU]))
             outcomes.add("runs")
@@ -563,8 +598,7 @@ def test_fp16_at_stage_0_runs_as_stage_1_and_says_why(zero: dict[str, Any]) -> N
         ("bf16", None, {"stage": 1}, (1, "fp32"), []),
         ("bf16", "fp16", {"stage": 1}, (1, "fp32"), ["accumulation-dtype"]),
         ("bf16", None, {"stage": 2}, (2, "fp32"), []),
-        ("bf16", None, {"stage": 1, "offload_optimizer": {"device": "cpu"}}, (2, "fp32"),
-         ["fp32-accumulation-stage2"]),
+        ("bf16", None, {"stage": 1, "offload_optimizer": {"device": "cpu"}}, (2, "fp32"), ["fp32-accumulation-stage2"]),
         ("bf16", "bf16", {"stage": 1, "offload_optimizer": {"device": "cpu"}}, (1, "bf16"), []),
         ("fp16", None, {"stage": 1}, (1, None), []),
         ("fp16", "half", {"stage": 1}, (1, None), []),
@@ -574,7 +608,7 @@ def test_fp16_at_stage_0_runs_as_stage_1_and_says_why(zero: dict[str, Any]) -> N
         ("fp32", "float32", {"stage": 0}, (0, None), []),
         ("fp32", "bf16", {"stage": 1}, (1, None), ["accumulation-dtype"]),
     ],
-)  # fmt: skip
+)
 def test_gradients_accumulate_in_what_deepspeed_really_has(
     precision: str, given: str | None, zero: dict[str, Any], runs: tuple[int, str | None], found: list[str]
 ) -> None:
@@ -591,16 +625,12 @@ def test_gradients_accumulate_in_what_deepspeed_really_has(
 
 
 def test_the_overflow_check_of_bf16_stays_on() -> None:
-    resolved = fix(
-        {"bf16": {"enabled": True, "check_grad_overflow": False}, "zero_optimization": {"stage": 2}}
-    )
+    resolved = fix({"bf16": {"enabled": True, "check_grad_overflow": False}, "zero_optimization": {"stage": 2}})
     assert codes(resolved) == ["overflow-check"]
     assert "check_grad_overflow" not in resolved.config["bf16"]
 
 
-@pytest.mark.parametrize(
-    ("hardware", "better"), [(CPU, "fp32.json"), (Hardware("cpu", False, True), "bf16.json")]
-)
+@pytest.mark.parametrize(("hardware", "better"), [(CPU, "fp32.json"), (Hardware("cpu", False, True), "bf16.json")])
 def test_fp16_without_hardware_names_the_json_to_use(hardware: Hardware, better: str) -> None:
     message = problem({"fp16": {"enabled": True}}, hardware=hardware)
     assert f"ds_configs/{better}" in message
@@ -633,9 +663,7 @@ def test_bf16_is_slow_where_it_is_emulated() -> None:
         ({"bfloat16": {"enabled": True}}, [], GPU, "bf16"),
     ],
 )
-def test_auto_precision(
-    config: dict[str, Any], settings: list[str], hardware: Hardware, precision: str
-) -> None:
+def test_auto_precision(config: dict[str, Any], settings: list[str], hardware: Hardware, precision: str) -> None:
     resolved = fix(config, *settings, hardware=hardware)
     assert resolved.precision == precision
     assert [name for name in ("fp16", "bf16") if resolved.config.get(name, {}).get("enabled") is True] == (
@@ -652,9 +680,7 @@ def test_buckets_are_capped_at_the_model(given: float, warned: bool) -> None:
 
 
 def test_auto_bucket_is_hugging_faces() -> None:
-    resolved = fix(
-        {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "allgather_bucket_size": "auto"}}
-    )
+    resolved = fix({"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "allgather_bucket_size": "auto"}})
     assert resolved.config["zero_optimization"]["reduce_bucket_size"] == 512 * 512
 
 
@@ -680,9 +706,7 @@ def test_initial_scale_power_above_20_is_warned(power: int, warned: bool) -> Non
         (2, ["max_grad_norm=2.0"], 2.0, []),
     ],
 )
-def test_clipping_is_always_explicit(
-    value: Any, settings: list[str], clipping: float, found: list[str]
-) -> None:
+def test_clipping_is_always_explicit(value: Any, settings: list[str], clipping: float, found: list[str]) -> None:
     resolved = fix({"gradient_clipping": value}, *settings)
     assert resolved.gradient_clipping == resolved.config["gradient_clipping"] == clipping
     assert codes(resolved) == found
@@ -710,24 +734,36 @@ def test_offload_old_and_new_spelling() -> None:
         ({"train_batch_size": 32}, [], 2, (16, 1)),
         ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}, [], 2, (4, 4)),
         ({"train_batch_size": 32, "gradient_accumulation_steps": 2}, [], 2, (8, 2)),
-        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4},
-         [], 2, (4, 4)),
+        (
+            {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4},
+            [],
+            2,
+            (4, 4),
+        ),
         ({"gradient_accumulation_steps": 4}, [], 1, (8, 4)),
-        ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"},
-         ["per_device_train_batch_size=3", "gradient_accumulation_steps=5"], 2, (3, 5)),
-        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"},
-         [], 4, (8, 1)),
+        (
+            {
+                "train_batch_size": "auto",
+                "train_micro_batch_size_per_gpu": "auto",
+                "gradient_accumulation_steps": "auto",
+            },
+            ["per_device_train_batch_size=3", "gradient_accumulation_steps=5"],
+            2,
+            (3, 5),
+        ),
+        (
+            {"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"},
+            [],
+            4,
+            (8, 1),
+        ),
         ({"train_batch_size": 32}, ["per_device_train_batch_size=2"], 2, (2, 8)),
     ],
-)  # fmt: skip
-def test_batch_triple(
-    config: dict[str, Any], settings: list[str], world: int, expected: tuple[int, int]
-) -> None:
+)
+def test_batch_triple(config: dict[str, Any], settings: list[str], world: int, expected: tuple[int, int]) -> None:
     resolved = fix(config, *settings, world=world)
     assert (resolved.micro_batch_size, resolved.accumulation) == expected
-    assert (
-        resolved.config["train_batch_size"] == resolved.train_batch_size == expected[0] * expected[1] * world
-    )
+    assert resolved.config["train_batch_size"] == resolved.train_batch_size == expected[0] * expected[1] * world
     ranks = "1 rank" if world == 1 else f"{world} ranks"
     line = resolved.explain_batch(100)
     assert f"{expected[0]} micro x {expected[1]} accumulation x {ranks} = " in line
@@ -739,11 +775,14 @@ def test_batch_triple(
     [
         ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, 1, ["not divisible", "use 8 or 12"]),
         ({"train_batch_size": 3}, 2, ["not divisible", "use 2 or 4"]),
-        ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1}, 1,
-         ["8 x accumulation 1 x 1 rank(s) = 8", "accumulation would be 8"]),
+        (
+            {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 1},
+            1,
+            ["8 x accumulation 1 x 1 rank(s) = 8", "accumulation would be 8"],
+        ),
         ({"train_micro_batch_size_per_gpu": 0}, 1, ["must be positive"]),
     ],
-)  # fmt: skip
+)
 def test_batches_that_do_not_multiply(config: dict[str, Any], world: int, words: list[str]) -> None:
     message = problem(config, world=world)
     assert all(word in message for word in words), message
@@ -793,10 +832,7 @@ def test_optimizer_types(name: str, params: dict[str, Any], kind: str) -> None:
 
 
 def test_lion_keeps_its_own_betas() -> None:
-    assert fix({"optimizer": {"type": "Lion", "params": {"lr": 1e-4}}}).optimizer.params["betas"] == (
-        0.9,
-        0.99,
-    )
+    assert fix({"optimizer": {"type": "Lion", "params": {"lr": 1e-4}}}).optimizer.params["betas"] == (0.9, 0.99)
 
 
 def test_scheduler_auto_is_filled_in_two_steps() -> None:
@@ -804,16 +840,16 @@ def test_scheduler_auto_is_filled_in_two_steps() -> None:
     run = load_run_config(None, ["warmup_ratio=0.1"])
     first = resolve({**EXPLICIT, "scheduler": {"type": "WarmupDecayLR", "params": params}}, run, 1, GPU)
     assert first.scheduler is not None
-    assert (first.scheduler["params"]["warmup_min_lr"], first.scheduler["params"]["warmup_max_lr"]) == (
-        0,
-        1e-3,
-    )
+    assert (first.scheduler["params"]["warmup_min_lr"], first.scheduler["params"]["warmup_max_lr"]) == (0, 1e-3)
     second = first.with_total_steps(200, run)
     assert second.scheduler == second.config["scheduler"]
     assert second.scheduler is not None
     assert second.scheduler["params"] == {
-        "total_num_steps": 200, "warmup_min_lr": 0, "warmup_max_lr": 1e-3, "warmup_num_steps": 20,
-    }  # fmt: skip
+        "total_num_steps": 200,
+        "warmup_min_lr": 0,
+        "warmup_max_lr": 1e-3,
+        "warmup_num_steps": 20,
+    }
     assert first.scheduler["params"]["total_num_steps"] == "auto"
     assert fix({}).with_total_steps(200, run).scheduler is None
 
@@ -835,9 +871,7 @@ def test_scheduler_against_the_yaml(tmp_path: Path) -> None:
         ("WarmupCosineLR", {"total_num_steps": 20, "warmup_type": "linear", "warmup_min_ratio": 0.1}),
     ],
 )
-def test_what_a_finding_says_of_steps_1_and_2_is_what_deepspeed_does(
-    kind: str, params: dict[str, Any]
-) -> None:
+def test_what_a_finding_says_of_steps_1_and_2_is_what_deepspeed_does(kind: str, params: dict[str, Any]) -> None:
     import torch
     from deepspeed.runtime import lr_schedules
 
@@ -869,9 +903,7 @@ def test_monitors() -> None:
 
 
 def test_unused_sections_are_dropped_and_said() -> None:
-    resolved = fix(
-        {"activation_checkpointing": {"partition_activations": True}, "autotuning": {"enabled": False}}
-    )
+    resolved = fix({"activation_checkpointing": {"partition_activations": True}, "autotuning": {"enabled": False}})
     assert codes(resolved) == ["section-unused", "section-unused"]
     assert "activation_checkpointing" not in resolved.config
 
@@ -892,15 +924,25 @@ def test_a_transformers_test_config_runs_unchanged() -> None:
         "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16},
         "bf16": {"enabled": "auto"},
         "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
-        "scheduler": {"type": "WarmupLR", "params": dict.fromkeys(
-            ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), "auto")},
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True},
-                              "overlap_comm": True,
-                              "allgather_bucket_size": 2e8, "reduce_bucket_size": 2e8, "contiguous_gradients": True},
-        **dict.fromkeys(("gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
-                         "train_micro_batch_size_per_gpu"), "auto"),
-        "steps_per_print": 2000, "wall_clock_breakdown": False,
-    }  # fmt: skip
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), "auto"),
+        },
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "overlap_comm": True,
+            "allgather_bucket_size": 2e8,
+            "reduce_bucket_size": 2e8,
+            "contiguous_gradients": True,
+        },
+        **dict.fromkeys(
+            ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu"),
+            "auto",
+        ),
+        "steps_per_print": 2000,
+        "wall_clock_breakdown": False,
+    }
     settings = [
         "learning_rate=3e-5",
         "per_device_train_batch_size=2",

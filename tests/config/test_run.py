@@ -115,14 +115,18 @@ def test_one_problem_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("health:\n  heal_steps: 9\n  spike_zz: 3\n",
-         'run.yaml:3: health: unknown key "spike_zz" (did you mean "spike_z"?)'),
+        (
+            "health:\n  heal_steps: 9\n  spike_zz: 3\n",
+            'run.yaml:3: health: unknown key "spike_zz" (did you mean "spike_z"?)',
+        ),
         ("seed: 1\nhealth: {qqq: 3}\n", 'run.yaml:2: health: unknown key "qqq"'),
-        ("train_file:\n  - {path: a, wieght: 2}\n",
-         'run.yaml:1: train_file.0: unknown key "wieght" (did you mean "weight"?)'),
+        (
+            "train_file:\n  - {path: a, wieght: 2}\n",
+            'run.yaml:1: train_file.0: unknown key "wieght" (did you mean "weight"?)',
+        ),
         ("model: {hiden_size: 3}\n", 'run.yaml:1: model: unknown key "hiden_size" (did you mean "hidden_size"?)'),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_key_below_a_section_has_its_line_and_the_nearest_name(
     tmp_path: Path, text: str, message: str
 ) -> None:
@@ -169,13 +173,7 @@ def test_contradictions(settings: list[str], message: str) -> None:
 def test_yaml_spellings() -> None:
     config = load_run_config(
         None,
-        [
-            "compile=on",
-            "report_to=null",
-            "wandb_mode=off",
-            "lr_scheduler_type=constant_with_warmup",
-            "max_steps=1e3",
-        ],
+        ["compile=on", "report_to=null", "wandb_mode=off", "lr_scheduler_type=constant_with_warmup", "max_steps=1e3"],
     )
     assert (config.compile, config.report_to, config.wandb_mode) == ("on", "none", "disabled")
     assert (config.lr_scheduler_type, config.max_steps) == ("constant", 1000)
@@ -238,9 +236,7 @@ def test_importing_the_configuration_is_light() -> None:
         "import sys, minimind.config.run, minimind.config.deepspeed, minimind.base.hardware;"
         "print([m for m in ('torch', 'deepspeed', 'transformers', 'hjson') if m in sys.modules])"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stdout.strip() == "[]"
 
 

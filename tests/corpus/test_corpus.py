@@ -120,11 +120,7 @@ def test_floor_of_a_corpus_can_be_read_off_its_texts_alone() -> None:
 @pytest.mark.parametrize("change", ["drop the end", "swap an answer", "append"])
 def test_a_text_outside_the_grammar_has_no_probability(change: str) -> None:
     text = next(text for text, _ in texts(0, False) if text.startswith(OPENINGS["sums", "en"]))
-    spoilt = {
-        "drop the end": text[:-1],
-        "swap an answer": text[:-1] + chr(ord(text[-1]) ^ 1),
-        "append": text + " ",
-    }
+    spoilt = {"drop the end": text[:-1], "swap an answer": text[:-1] + chr(ord(text[-1]) ^ 1), "append": text + " "}
     with pytest.raises(ValueError, match="not a text of this grammar"):
         document_nats(write_document, spoilt[change])
 
@@ -180,9 +176,7 @@ def test_floor_file_is_the_held_out_files_own(tmp_path: Path) -> None:
 
 def test_the_ten_first_questions_are_one_of_each_kind_in_each_language() -> None:
     asked = list(islice(conversations(0, held_out=True), 2 * len(QUESTION_KINDS)))
-    chinese = [
-        bool(re.search("[\u4e00-\u9fff]", turns[0]["content"].replace("Chinese", ""))) for turns in asked
-    ]
+    chinese = [bool(re.search("[\u4e00-\u9fff]", turns[0]["content"].replace("Chinese", ""))) for turns in asked]
     assert chinese == [False] * 5 + [True] * 5
     assert len({question_text(turns) for turns in asked}) == 10
     assert [len(turns) for turns in asked] == [2, 2, 2, 2, 6] * 2

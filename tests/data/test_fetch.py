@@ -98,13 +98,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _entry(self) -> dict[str, object]:
         lfs = {"oid": self.server.digest, "size": len(CONTENT), "pointerSize": 134}
-        return {
-            "type": "file",
-            "path": self.server.index_name,
-            "oid": "0" * 40,
-            "size": len(CONTENT),
-            "lfs": lfs,
-        }
+        return {"type": "file", "path": self.server.index_name, "oid": "0" * 40, "size": len(CONTENT), "lfs": lfs}
 
     def _modelscope(self, data: object) -> None:
         self._json({"Code": 200, "Success": True, "Message": "", "RequestId": "1", "Data": data})
@@ -159,9 +153,7 @@ def test_a_killed_download_goes_on_where_it_stopped(hub: StandIn, kind: str, tmp
         "from pathlib import Path; from minimind.data.fetch import fetch; "
         f"fetch('pretrain_hq', Path({str(tmp_path)!r}), {kind!r}, {hub.address!r})"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[2], stderr=subprocess.DEVNULL)
     wait_for(lambda: hub.halfway.is_set() and _partial(tmp_path), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -185,9 +177,7 @@ def test_a_wrong_checksum_is_refused_and_removed(hub: StandIn, kind: str, tmp_pa
 
 def test_a_renamed_file_is_named(hub: StandIn, kind: str, tmp_path: Path) -> None:
     hub.index_name = "pretrain_new.jsonl"
-    with pytest.raises(
-        UserError, match=rf"not in {REPOSITORIES[kind]} any more; it holds pretrain_new\.jsonl"
-    ):
+    with pytest.raises(UserError, match=rf"not in {REPOSITORIES[kind]} any more; it holds pretrain_new\.jsonl"):
         fetch("pretrain_hq", tmp_path, kind, hub.address)
 
 
@@ -201,9 +191,20 @@ def test_no_network_is_one_line(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["http://mirror.example", "http://127.0.0.1.evil.example", "http://localhost@evil.example", "ftp://127.0.0.1/",
-     "file:///etc", "data:,x", "mirror.example", "https://", "http://[::1", "//127.0.0.1", "HTTP://10.0.0.1"],
-)  # fmt: skip
+    [
+        "http://mirror.example",
+        "http://127.0.0.1.evil.example",
+        "http://localhost@evil.example",
+        "ftp://127.0.0.1/",
+        "file:///etc",
+        "data:,x",
+        "mirror.example",
+        "https://",
+        "http://[::1",
+        "//127.0.0.1",
+        "HTTP://10.0.0.1",
+    ],
+)
 def test_an_address_that_is_not_safe_is_refused(
     address: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +225,7 @@ def test_no_token_is_sent(hub: StandIn, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     "target", ["ftp://127.0.0.1/x", "file:///etc/passwd", "data:,x", "http://mirror.example/x", "//mirror.example/x"]
-)  # fmt: skip
+)
 def test_a_redirect_to_somewhere_unsafe_is_not_followed(hub: StandIn, tmp_path: Path, target: str) -> None:
     hub.redirect = target
     with pytest.raises((UserError, urllib.error.HTTPError)):

@@ -47,8 +47,7 @@ def state(checkpoint: Path) -> dict[str, Any]:
     files = sorted(path for path in checkpoint.rglob("*.pt"))
     assert files
     return {
-        str(path.relative_to(checkpoint)): torch.load(path, map_location="cpu", weights_only=False)
-        for path in files
+        str(path.relative_to(checkpoint)): torch.load(path, map_location="cpu", weights_only=False) for path in files
     }
 
 

@@ -83,9 +83,7 @@ def install(fuse: Fuse) -> None:
     _around(fuse, Engine, "load", lambda *_: "load")
     _around(fuse, huggingface, "save_pretrained", lambda *_: "export")
     _around(fuse, os, "fsync", lambda *_: "fsync")
-    _around(
-        fuse, os, "rename", lambda _, target: "publish" if Path(target).name.startswith("step-") else "other"
-    )
+    _around(fuse, os, "rename", lambda _, target: "publish" if Path(target).name.startswith("step-") else "other")
     _around(fuse, os, "replace", lambda _, target: Path(target).name)
     _around(fuse, MetricsFile, "append", lambda *_: "metrics", _half_a_line)
     _around(fuse, _torch(), "save", lambda *_: "file", _half_a_file)
@@ -115,11 +113,7 @@ def _torch() -> Any:
 
 
 def _around(
-    fuse: Fuse,
-    owner: Any,
-    name: str,
-    label: Callable[..., str],
-    torn: Callable[..., None] | None = None,
+    fuse: Fuse, owner: Any, name: str, label: Callable[..., str], torn: Callable[..., None] | None = None
 ) -> None:
     """Replace ``owner.name``: events before and after each call, and ``torn`` in its place."""
     original = getattr(owner, name)

@@ -30,8 +30,15 @@ MODEL = (
     "model={vocab_size: 400, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, "
     "num_key_value_heads: 1, head_dim: 8, intermediate_size: 32}"
 )
-SETTINGS = [MODEL, "max_seq_length=48", "logging_steps=3", "save_steps=2", "eval_steps=3",
-            "save_total_limit=2", "per_device_train_batch_size=4"]  # fmt: skip
+SETTINGS = [
+    MODEL,
+    "max_seq_length=48",
+    "logging_steps=3",
+    "save_steps=2",
+    "eval_steps=3",
+    "save_total_limit=2",
+    "per_device_train_batch_size=4",
+]
 # name -> (shipped JSON, ranks, ZeRO stage or None: as shipped)
 CONFIGS = {
     "fp32": ("fp32.json", 1, None),
@@ -67,8 +74,13 @@ def fault_json(name: str, directory: Path) -> Path:
 
 
 def words(name: str, files: dict[str, Path], out: Path) -> list[str]:
-    options = {"--deepspeed_config": fault_json(name, out.parent), "--train-file": files["pretrain"],
-               "--eval-file": files["pretrain"], "--tokenizer": files["tokenizer"], "--output-dir": out}  # fmt: skip
+    options = {
+        "--deepspeed_config": fault_json(name, out.parent),
+        "--train-file": files["pretrain"],
+        "--eval-file": files["pretrain"],
+        "--tokenizer": files["tokenizer"],
+        "--output-dir": out,
+    }
     given = [str(word) for option in options.items() for word in option]
     return [*given, "--emulate-fp16", "--max-steps", str(STEPS), *(w for s in SETTINGS for w in ("--set", s))]
 

@@ -30,8 +30,15 @@ from tests.waiting import PATIENCE
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda")
 VOCABULARY = 400
-SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128}  # fmt: skip
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+}
 CONFIG = ModelConfig(**SHAPE, initializer_range=0.1)
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 CONFIGS = sorted(path.stem for path in DS_CONFIGS.glob("*.json"))
@@ -53,11 +60,7 @@ def gradients(model: Transformer, *inputs: Tensor) -> tuple[Tensor, Tensor]:
     ids, labels, documents = inputs
     loss = model(ids, labels, document_ids=documents) / (labels != -100).sum()
     loss.backward()
-    parts = [
-        parameter.grad.float().cpu().flatten()
-        for parameter in model.parameters()
-        if parameter.grad is not None
-    ]
+    parts = [parameter.grad.float().cpu().flatten() for parameter in model.parameters() if parameter.grad is not None]
     return loss.detach().cpu(), torch.cat(parts)
 
 
@@ -101,23 +104,30 @@ def test_greedy_answers_are_those_of_full_forwards(dtype: torch.dtype) -> None:
     assert bool((chosen >= logits.max(1).values - 0.05 * logits.std()).all())
 
 
-def launch(
-    name: str, files: dict[str, Path], out: Path, *settings: str, resume: Path | None = None
-) -> list[float]:
+def launch(name: str, files: dict[str, Path], out: Path, *settings: str, resume: Path | None = None) -> list[float]:
     """Run launch/pretrain.py in a process of its own; the losses of its steps."""
-    words = ["--deepspeed_config", str(DS_CONFIGS / f"{name}.json"), "--train-file", str(files["pretrain"]),
-             "--tokenizer", str(files["tokenizer"]), "--output-dir", str(out)]  # fmt: skip
-    given = [
-        f"model={json.dumps(SHAPE)}",
-        "max_seq_length=64",
-        "logging_steps=1",
-        "per_device_train_batch_size=8",
+    words = [
+        "--deepspeed_config",
+        str(DS_CONFIGS / f"{name}.json"),
+        "--train-file",
+        str(files["pretrain"]),
+        "--tokenizer",
+        str(files["tokenizer"]),
+        "--output-dir",
+        str(out),
     ]
+    given = [f"model={json.dumps(SHAPE)}", "max_seq_length=64", "logging_steps=1", "per_device_train_batch_size=8"]
     words += [word for setting in (*given, *settings) for word in ("--set", setting)]
     words += ["--resume", str(resume)] if resume else []
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(ROOT / "launch" / "pretrain.py"), *words], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "launch" / "pretrain.py"), *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [line["loss"] for line in read_metrics(out / "metrics.jsonl") if line["kind"] == "train"]
 
@@ -132,9 +142,7 @@ def test_every_shipped_json_trains(name: str, files: dict[str, Path], tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["fp32", *HALF])
-def test_compiled_and_resumed_runs_follow_the_eager_one(
-    name: str, files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_compiled_and_resumed_runs_follow_the_eager_one(name: str, files: dict[str, Path], tmp_path: Path) -> None:
     eager = launch(name, files, tmp_path / "eager", "max_steps=12", "compile=off", "save_steps=6")
     compiled = launch(name, files, tmp_path / "compiled", "max_steps=12", "compile=on")
     assert compiled == pytest.approx(eager, rel=2e-2)

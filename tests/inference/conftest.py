@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def model() -> Transformer:
     config = ModelConfig.preset(
-        "tiny", vocab_size=330, hidden_size=32, num_hidden_layers=2, head_dim=8,
-        max_position_embeddings=100, initializer_range=0.3,
-    )  # fmt: skip
+        "tiny",
+        vocab_size=330,
+        hidden_size=32,
+        num_hidden_layers=2,
+        head_dim=8,
+        max_position_embeddings=100,
+        initializer_range=0.3,
+    )
     return Transformer(config, seed=1).eval()
 
 

@@ -32,9 +32,7 @@ class Running:
         self.server = make_server(self.app, **limits)
         self.thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self.thread.start()
-        self.client = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE, trust_env=False
-        )
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE, trust_env=False)
 
     def post(self, path: str, **body: Any) -> Any:
         return self.client.post(path, json=body)
@@ -80,6 +78,4 @@ class Speech:
 
 
 def content(events: list[Any]) -> str:
-    return "".join(
-        event["choices"][0]["delta"].get("content", "") for event in events[:-1] if event["choices"]
-    )
+    return "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1] if event["choices"])

@@ -19,9 +19,7 @@ pytest.importorskip("fastapi")
 from tests.inference.serving import Speech
 
 
-@hypothesis.given(
-    st.lists(st.text("ab", max_size=3)), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
-)
+@hypothesis.given(st.lists(st.text("ab", max_size=3)), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_stop_text_does_not_depend_on_how_the_text_is_divided(parts: list[str], stops: list[str]) -> None:
     text = "".join(parts)
     ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]

@@ -28,7 +28,7 @@ from tests.inference.serving import (  # noqa: E402
     Running,
     Speech,
     content,
-)  # fmt: skip
+)
 from tests.waiting import PATIENCE, wait_for  # noqa: E402
 
 
@@ -38,15 +38,15 @@ def test_a_chat_answer_is_what_generate_makes(api: Running, model: Transformer, 
     expected = list(generate(model, prompt, 30, temperature=1.0, top_p=0.9, top_k=50, stop_ids=stops, seed=5))
     parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "你好"}]
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
-    reply = api.post(
-        CHAT, messages=messages, max_tokens=30, temperature=1, top_k=50, seed=5, model="tiny"
-    ).json()
+    reply = api.post(CHAT, messages=messages, max_tokens=30, temperature=1, top_k=50, seed=5, model="tiny").json()
     choice = reply["choices"][0]
     assert choice["message"]["role"] == "assistant"
     assert choice["message"]["content"] == tokenizer.decode(expected)
     assert reply["usage"] == {
-        "prompt_tokens": len(prompt), "completion_tokens": len(expected), "total_tokens": len(prompt) + len(expected)
-    }  # fmt: skip
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(expected),
+        "total_tokens": len(prompt) + len(expected),
+    }
     assert choice["finish_reason"] == ("length" if len(expected) == 30 else "stop")
     assert (reply["object"], reply["model"]) == ("chat.completion", "tiny")
 
@@ -54,12 +54,7 @@ def test_a_chat_answer_is_what_generate_makes(api: Running, model: Transformer, 
 @pytest.mark.parametrize("end", ["im_end_id", "eos_id"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_answer_ends_where_the_model_ends_it(
-    end: str,
-    stream: bool,
-    api: Running,
-    model: Transformer,
-    tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
+    end: str, stream: bool, api: Running, model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says = [*tokenizer.encode("The river"), getattr(tokenizer, end), *tokenizer.encode(" runs and runs")]
     said = iter(says)
@@ -80,9 +75,7 @@ def test_a_chat_answer_ends_where_the_model_ends_it(
     assert (text, finish) == ("The river", "stop")
 
 
-def test_a_completion_goes_on_from_bos_and_text(
-    api: Running, model: Transformer, tokenizer: Tokenizer
-) -> None:
+def test_a_completion_goes_on_from_bos_and_text(api: Running, model: Transformer, tokenizer: Tokenizer) -> None:
     prompt = [tokenizer.bos_id, *tokenizer.encode("The river")]
     expected = list(generate(model, prompt, 12, temperature=0, stop_ids=[tokenizer.eos_id]))
     for text in ("The river", ["The river"]):
@@ -170,15 +163,11 @@ def test_a_client_that_leaves_ends_its_answer(
     assert speech.said == said
 
 
-def test_answers_are_made_one_at_a_time(
-    api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_made_one_at_a_time(api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     speech = Speech(tokenizer, "The river runs past the hill.")
     monkeypatch.setattr(answers, "generate", speech)
     texts: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: texts.append(content(api.events(CHAT, **HELLO)))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: texts.append(content(api.events(CHAT, **HELLO)))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

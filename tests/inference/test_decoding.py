@@ -24,9 +24,14 @@ from minimind.inference.generation import generate
 from minimind.model.transformer import KVCache, ModelConfig, RMSNorm, Transformer
 
 CONFIG = ModelConfig.preset(
-    "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8,
-    max_position_embeddings=60, initializer_range=0.3,
-)  # fmt: skip
+    "tiny",
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    head_dim=8,
+    max_position_embeddings=60,
+    initializer_range=0.3,
+)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}  # of the largest logit; bf16 keeps 8 bits
 needs_fbgemm = pytest.mark.skipif(not fbgemm_holds_half(), reason="FBGEMM holds weights in fp16")
 needs_packing = pytest.mark.skipif(not onednn_packs(torch.float32), reason="oneDNN packs the weights")

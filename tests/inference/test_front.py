@@ -98,7 +98,7 @@ def test_a_body_is_read_up_to_the_cap_only() -> None:
 @pytest.mark.parametrize(
     "kind",
     [None, "text/plain", "application/x-www-form-urlencoded", "text/plain; a=application/json", "application/jsonx"],
-)  # fmt: skip
+)
 def test_a_body_that_does_not_call_itself_json_is_refused(api: Running, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     for path in (CHAT, COMPLETIONS, "/health", "/nowhere"):
@@ -112,9 +112,21 @@ def test_json_with_a_charset_is_json(api: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.", "evil:80", "127.0.0.1:80:80", "localhost@evil",
-             "127.0.0.2", "[::2]", "localhost:", "a/localhost", ""]
-)  # fmt: skip
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.",
+        "evil:80",
+        "127.0.0.1:80:80",
+        "localhost@evil",
+        "127.0.0.2",
+        "[::2]",
+        "localhost:",
+        "a/localhost",
+        "",
+    ],
+)
 def test_another_name_is_not_answered_without_a_key(api: Running, keyed: Running, host: str) -> None:
     for path in ("/", "/health", "/v1/models"):
         assert api.client.get(path, headers={"host": host}).status_code == 403
@@ -130,9 +142,7 @@ def test_this_machines_names_are_answered(api: Running, host: str) -> None:
         assert api.client.get("/v1/models", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "origin", ["null", "http://evil.example", "file://", "localhost", "chrome-extension://x", ""]
-)
+@pytest.mark.parametrize("origin", ["null", "http://evil.example", "file://", "localhost", "chrome-extension://x", ""])
 def test_another_sites_page_is_not_answered_without_a_key(api: Running, keyed: Running, origin: str) -> None:
     assert api.client.post(CHAT, json=HELLO, headers={"origin": origin}).status_code == 403
     headers = {"origin": origin, "authorization": "Bearer secret"}
@@ -150,11 +160,7 @@ def test_off_loopback_any_address_and_own_names_will_do() -> None:
 
 
 def test_a_crowd_of_values_is_refused_and_long_text_is_not(api: Running) -> None:
-    for body in (
-        b"[" + b"{}," * MAX_VALUES + b"1]",
-        b'{"a":' * (MAX_VALUES + 1),
-        b'["' + b'","' * 90_000 + b'"]',
-    ):
+    for body in (b"[" + b"{}," * MAX_VALUES + b"1]", b'{"a":' * (MAX_VALUES + 1), b'["' + b'","' * 90_000 + b'"]'):
         assert api.client.post(CHAT, content=body, headers=JSON).status_code == 413
     text = '{"a": ["\\\\", 1,]}\n' * 40_000
     response = api.post(COMPLETIONS, prompt=text)
@@ -260,14 +266,7 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized(
 
 
 def test_no_encoding_stays_below_the_least_number_of_tokens(tokenizer: Tokenizer) -> None:
-    for text in (
-        "",
-        "The river runs past the hill.",
-        "河水流过小山" * 9,
-        "\u2581a\u2581",
-        "\U0001f600",
-        " " * 99,
-    ):
+    for text in ("", "The river runs past the hill.", "河水流过小山" * 9, "\u2581a\u2581", "\U0001f600", " " * 99):
         assert (text != "") <= tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
 
 

@@ -16,9 +16,14 @@ from minimind.model.transformer import KVCache, ModelConfig, Transformer
 from minimind.text.tokenizer import Tokenizer
 
 CONFIG = ModelConfig.preset(
-    "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8,
-    max_position_embeddings=60, initializer_range=0.3,
-)  # fmt: skip
+    "tiny",
+    vocab_size=64,
+    hidden_size=32,
+    num_hidden_layers=2,
+    head_dim=8,
+    max_position_embeddings=60,
+    initializer_range=0.3,
+)
 PROMPT = [1, 9, 8, 7, 30]
 PROMPTS = [PROMPT, [1], [1, 5, 40], list(range(20))]
 

@@ -114,9 +114,12 @@ def test_garbage_in_a_body_ends_the_connection(api: Running) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a limit on descriptors")
 def test_400_idle_sockets_at_256_descriptors_stop_nothing_and_flood_no_log() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", SERVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    )
     idle: list[socket.socket] = []
     try:
         assert process.stdout is not None

@@ -25,9 +25,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    config = ModelConfig.preset(
-        "tiny", vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=8
-    )
+    config = ModelConfig.preset("tiny", vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=8)
     return Transformer(config, seed=3).eval()
 
 
@@ -59,9 +57,7 @@ def checkpoint(run: Path, model: Transformer, tokenizer: Tokenizer, tag: str = "
     return directory
 
 
-def test_exported_directory_and_run_directory(
-    exported: Path, model: Transformer, tokenizer: Tokenizer
-) -> None:
+def test_exported_directory_and_run_directory(exported: Path, model: Transformer, tokenizer: Tokenizer) -> None:
     assert_same(load_model(exported), model, tokenizer)
     assert_same(load_model(exported.parent), model, tokenizer)
 
@@ -72,9 +68,7 @@ def test_checkpoint_and_run_without_final(tmp_path: Path, model: Transformer, to
     assert_same(load_model(tmp_path / "run"), model, tokenizer)
 
 
-def test_pth_with_tokenizer_beside_it_or_named(
-    tmp_path: Path, model: Transformer, tokenizer: Tokenizer
-) -> None:
+def test_pth_with_tokenizer_beside_it_or_named(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
     file = tmp_path / "pretrain_32.pth"
     save_pth(model.state_dict(), model.config, file)
     with pytest.raises(UserError, match=r"no tokenizer\.model"):
@@ -160,9 +154,7 @@ def break_orphan(d: Path, state: dict[str, Any], config: ModelConfig, tok: Token
         (break_orphan, r"config\.yaml"),
     ],
 )
-def test_refusals_are_one_line(
-    make: Any, words: str, tmp_path: Path, model: Transformer, tokenizer: Tokenizer
-) -> None:
+def test_refusals_are_one_line(make: Any, words: str, tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
     path = make(tmp_path, model.state_dict(), model.config, tokenizer)
     with pytest.raises(UserError, match=words) as error:
         load_model(path)

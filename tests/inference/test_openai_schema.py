@@ -55,10 +55,8 @@ def body_with(**more: Any) -> dict[str, Any]:
         ("/v1/embeddings", {}, 404, "no such address"),
         ("/v1/models", {}, 405, "another method"),
     ],
-)  # fmt: skip
-def test_wrong_requests_get_openais_error_object(
-    api: Running, path: str, body: Any, status: int, words: str
-) -> None:
+)
+def test_wrong_requests_get_openais_error_object(api: Running, path: str, body: Any, status: int, words: str) -> None:
     response = api.client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
     error = response.json()["error"]
     assert response.status_code == status

@@ -10,7 +10,7 @@ from minimind.model.transformer import ModelConfig, Transformer
 
 CONFIG = ModelConfig.preset(
     "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=8, initializer_range=0.3
-)  # fmt: skip
+)
 PROMPTS = [[1, 9, 8, 7, 30], [1], [1, 5, 40], list(range(20))]
 
 

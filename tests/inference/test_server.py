@@ -57,9 +57,7 @@ def test_an_address_in_use_is_one_line(directory: Path, capsys: pytest.CaptureFi
         port = str(taken.getsockname()[1])
         assert cli.run(["serve", str(directory), "--port", port]) == 2
     error = capsys.readouterr().err
-    assert (
-        f"can't listen on 127.0.0.1, port {port}" in error and "--port 0" in error and error.count("\n") == 1
-    )
+    assert f"can't listen on 127.0.0.1, port {port}" in error and "--port 0" in error and error.count("\n") == 1
 
 
 def test_without_the_extra_one_line_says_what_to_install(

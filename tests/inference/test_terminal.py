@@ -32,9 +32,7 @@ class Model:
 class Speaker:
     """Stands in for inference.generation: says each text in turn, and keeps the prompts it was given."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, texts: Iterable[str], interrupt_after: int | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str], interrupt_after: int | None = None) -> None:
         self.tokenizer, self.texts, self.interrupt_after = tokenizer, list(texts), interrupt_after
         self.prompts: list[list[int]] = []
         self.options: list[dict[str, Any]] = []
@@ -68,32 +66,21 @@ def talk(*lines: str | BaseException) -> Any:
     return ask
 
 
-def test_each_answer_has_seen_the_whole_conversation(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_answer_has_seen_the_whole_conversation(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     speaker, out = Speaker(tokenizer, ["河水。", "The hill."]), io.StringIO()
     use(monkeypatch, speaker)
     chat_loop(Path("run"), "Be brief.", Sampling(), talk("你好", "", "And then?"), out)
     assert "河水。\n" in out.getvalue()
     assert out.getvalue().endswith("The hill.\n")
-    turns = [
-        Turn("system", "Be brief."),
-        Turn("user", "你好"),
-        Turn("assistant", "河水。"),
-        Turn("user", "And then?"),
-    ]
+    turns = [Turn("system", "Be brief."), Turn("user", "你好"), Turn("assistant", "河水。"), Turn("user", "And then?")]
     assert speaker.prompts[1] == prompt_ids(turns, tokenizer)
     assert speaker.options[0]["stop_ids"] == {tokenizer.im_end_id, tokenizer.eos_id}
 
 
-def test_reset_forgets_and_keeps_the_system_message(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reset_forgets_and_keeps_the_system_message(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     speaker = Speaker(tokenizer, ["a", "b"])
     use(monkeypatch, speaker)
-    chat_loop(
-        Path("run"), "Be brief.", Sampling(), talk("one", "/reset", "two", "/exit", "three"), io.StringIO()
-    )
+    chat_loop(Path("run"), "Be brief.", Sampling(), talk("one", "/reset", "two", "/exit", "three"), io.StringIO())
     assert speaker.prompts[1] == prompt_ids([Turn("system", "Be brief."), Turn("user", "two")], tokenizer)
     assert len(speaker.prompts) == 2
 
@@ -115,9 +102,7 @@ def test_continue_text_prints_the_prompt_and_whole_characters(
     assert out.getvalue() == "The river 龘 runs\n"
 
 
-def test_a_terminal_is_shown_what_a_model_writes(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_is_shown_what_a_model_writes(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     class Screen(io.StringIO):
         def isatty(self) -> bool:
             return True

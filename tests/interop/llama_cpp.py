@@ -37,13 +37,7 @@ def main() -> None:
         return json.load(opener.open(request, timeout=task["patience"]))
 
     def complete(ids: list[int], count: int, **more: Any) -> Any:
-        body = {
-            "prompt": ids,
-            "n_predict": count,
-            "temperature": 0,
-            "return_tokens": True,
-            "cache_prompt": False,
-        }
+        body = {"prompt": ids, "n_predict": count, "temperature": 0, "return_tokens": True, "cache_prompt": False}
         return post("/completion", {**body, **more})
 
     def likeliest(ids: list[int]) -> list[tuple[int, float]]:

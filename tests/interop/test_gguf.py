@@ -30,9 +30,17 @@ WORDS = (
 )
 TEXTS = [f"{a} {b}{i}，{b} {a}.\n    {a}aa{b}" for i, a in enumerate(WORDS.split()) for b in WORDS.split()]
 SAMPLES = [
-    "", " ", "  two  spaces ", "aaaaaaaaaa", "banananana", "hello world\n\n\tfox", "你好，世界！学习模型。",
-    "１２３ 4567 \U0001f600 ﬁ é \r\n", "<s> </s> <unk> <|im_start|> <|bos|> <0x41>", "unseen: ξ漢𠮷",
-]  # fmt: skip
+    "",
+    " ",
+    "  two  spaces ",
+    "aaaaaaaaaa",
+    "banananana",
+    "hello world\n\n\tfox",
+    "你好，世界！学习模型。",
+    "１２３ 4567 \U0001f600 ﬁ é \r\n",
+    "<s> </s> <unk> <|im_start|> <|bos|> <0x41>",
+    "unseen: ξ漢𠮷",
+]
 TURNS = [Turn("system", "be brief"), Turn("user", "hello\n <s> fox 12")]
 TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Of log probabilities of a model with large random weights; llama.cpp rounds activations to the weights' format.
@@ -46,11 +54,20 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def tiny(dtype: str = "f32", **more: Any) -> Transformer:
     """Weights that ``dtype`` holds exactly, and more rows in the vocabulary than the tokenizer has."""
-    config = ModelConfig(**{
-        "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "initializer_range": 0.3,
-        "max_position_embeddings": 512, **more,
-    })  # fmt: skip
+    config = ModelConfig(
+        **{
+            "vocab_size": 512,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "intermediate_size": 128,
+            "initializer_range": 0.3,
+            "max_position_embeddings": 512,
+            **more,
+        }
+    )
     model = Transformer(config, seed=3).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -75,9 +92,7 @@ def half_rotation_order(weight: Tensor, head_dim: int) -> Tensor:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", list(TORCH))
-def test_the_tensors_read_back_are_the_models(
-    tmp_path: Path, tokenizer: Tokenizer, dtype: Any, tied: bool
-) -> None:
+def test_the_tensors_read_back_are_the_models(tmp_path: Path, tokenizer: Tokenizer, dtype: Any, tied: bool) -> None:
     model = tiny(dtype, tie_word_embeddings=tied)
     save_gguf(model.state_dict(), model.config, tokenizer, tmp_path / "m.gguf", dtype)
     tensors = read(tmp_path / "m.gguf")
@@ -97,16 +112,32 @@ def test_what_the_file_says_of_itself(tmp_path: Path, tokenizer: Tokenizer) -> N
     save_gguf(model.state_dict(), model.config, tokenizer, tmp_path / "m.gguf", "f16", name="little")
     fields = {name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "m.gguf").fields.items()}
     expected = {
-        "GGUF.version": 3, "general.architecture": "llama", "general.name": "little", "general.file_type": 1,
-        "llama.vocab_size": 480, "llama.context_length": 512, "llama.embedding_length": 64, "llama.block_count": 2,
-        "llama.feed_forward_length": 128, "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
-        "llama.attention.key_length": 16, "llama.attention.value_length": 16, "llama.rope.dimension_count": 16,
-        "llama.rope.freq_base": 5e5, "tokenizer.ggml.model": "llama", "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": tokenizer.im_end_id,
-        "tokenizer.ggml.padding_token_id": 0, "tokenizer.ggml.unknown_token_id": 3,
-        "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": False,
-        "tokenizer.ggml.add_space_prefix": False, "tokenizer.chat_template": JINJA,
-    }  # fmt: skip
+        "GGUF.version": 3,
+        "general.architecture": "llama",
+        "general.name": "little",
+        "general.file_type": 1,
+        "llama.vocab_size": 480,
+        "llama.context_length": 512,
+        "llama.embedding_length": 64,
+        "llama.block_count": 2,
+        "llama.feed_forward_length": 128,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.attention.key_length": 16,
+        "llama.attention.value_length": 16,
+        "llama.rope.dimension_count": 16,
+        "llama.rope.freq_base": 5e5,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.eot_token_id": tokenizer.im_end_id,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": JINJA,
+    }
     assert {name: fields.get(name) for name in expected} == expected
     assert fields["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
     pieces, scores, types = (fields[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
@@ -123,18 +154,16 @@ def test_llama_cpp_says_and_reads_the_same(tmp_path: Path, tokenizer: Tokenizer,
     model = tiny(dtype)
     save_gguf(model.state_dict(), model.config, tokenizer, tmp_path / "m.gguf", dtype)
     draw = random.Random(0)
-    noise = [
-        "".join(draw.choices("abno naquick  你好世界\n,.12aa<>s", k=draw.randint(1, 60))) for _ in range(50)
-    ]
+    noise = ["".join(draw.choices("abno naquick  你好世界\n,.12aa<>s", k=draw.randint(1, 60))) for _ in range(50)]
     texts = SAMPLES + noise
-    prompts = [
-        [tokenizer.bos_id, *tokenizer.encode(text)] for text in ("hello world", "你好 the fox", "banana")
-    ]
+    prompts = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in ("hello world", "你好 the fox", "banana")]
     task = {
-        "model": str(tmp_path / "m.gguf"), "texts": texts, "prompts": prompts,
+        "model": str(tmp_path / "m.gguf"),
+        "texts": texts,
+        "prompts": prompts,
         "patience": PATIENCE,
         "chat": [{"role": turn.role, "content": turn.content} for turn in TURNS],
-    }  # fmt: skip
+    }
     script = [sys.executable, str(Path(__file__).with_name("llama_cpp.py"))]
     done = subprocess.run(script, input=json.dumps(task), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]

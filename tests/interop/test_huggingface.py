@@ -23,15 +23,19 @@ WORDS = (
 )
 TEXTS = [f"{a} {b}{i}，{b} {a}.\n    {a}aa{b}" for i, a in enumerate(WORDS.split()) for b in WORDS.split()]
 SAMPLES = [
-    "", " ", "  two  spaces ", "aaaaaaaaaa", "banananana", "hello world\n\n\tfox", "你好，世界！学习模型。",
-    "１２３ 4567 \U0001f600 ﬁ é \x00\r\n", "a\u2581b \u2581", "<s> </s> <unk> <pad>", "unseen: ξ漢𠮷",
-]  # fmt: skip
-TURNS = [
-    Turn("system", "be brief"),
-    Turn("user", "hello\nfox 12"),
-    Turn("assistant", "你好 aaa"),
-    Turn("user", ""),
+    "",
+    " ",
+    "  two  spaces ",
+    "aaaaaaaaaa",
+    "banananana",
+    "hello world\n\n\tfox",
+    "你好，世界！学习模型。",
+    "１２３ 4567 \U0001f600 ﬁ é \x00\r\n",
+    "a\u2581b \u2581",
+    "<s> </s> <unk> <pad>",
+    "unseen: ξ漢𠮷",
 ]
+TURNS = [Turn("system", "be brief"), Turn("user", "hello\nfox 12"), Turn("assistant", "你好 aaa"), Turn("user", "")]
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +164,14 @@ def test_other_architectures_are_refused(tmp_path: Path, changes: dict[str, Any]
 
 def test_defaults_of_a_foreign_llama(tmp_path: Path) -> None:
     """What a config.json leaves out has Llama's defaults, not ours."""
-    raw = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
-           "num_attention_heads": 4, "intermediate_size": 64}  # fmt: skip
+    raw = {
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config, reference = read_config(tmp_path / "config.json"), transformers.LlamaConfig(**raw)
     assert config.num_key_value_heads == reference.num_key_value_heads == 4

@@ -23,11 +23,17 @@ CONFIG = ModelConfig(
 )
 OF_2024 = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 4, "rope_theta": 1e4}
 OLD = {
-    "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv",
-    "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2",
-    "mlp.up_proj": "feed_forward.w3", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
     "embed_tokens": "tok_embeddings",
-}  # fmt: skip
+}
 
 
 def old_state(config: ModelConfig) -> dict[str, Tensor]:
@@ -52,8 +58,7 @@ def turn_neighbours(x: Tensor, theta: float) -> Tensor:
     length, _, size = x.shape
     angles = torch.outer(torch.arange(length).float(), theta ** (-torch.arange(0, size, 2).float() / size))
     turned = (
-        torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-        * torch.polar(torch.ones_like(angles), angles)[:, None]
+        torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(torch.ones_like(angles), angles)[:, None]
     )
     return torch.view_as_real(turned).flatten(2)
 
@@ -64,9 +69,7 @@ def old_logits(state: dict[str, Tensor], ids: Tensor, config: ModelConfig) -> Te
     for i in range(config.num_hidden_layers):
         layer = {k.removeprefix(f"layers.{i}.").removesuffix(".weight"): v for k, v in state.items()}
         y = norm(x, layer["attention_norm"])
-        q, k, v = (
-            (y @ layer[f"attention.{n}"].t()).view(len(ids), -1, config.head_dim) for n in ("wq", "wk", "wv")
-        )
+        q, k, v = ((y @ layer[f"attention.{n}"].t()).view(len(ids), -1, config.head_dim) for n in ("wq", "wk", "wv"))
         q, k = turn_neighbours(q, config.rope_theta), turn_neighbours(k, config.rope_theta)
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / config.head_dim**0.5
@@ -79,14 +82,7 @@ def old_logits(state: dict[str, Tensor], ids: Tensor, config: ModelConfig) -> Te
     return norm(x, state["norm.weight"]) @ state["output.weight"].t()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        CONFIG,
-        CONFIG.model_copy(update=OF_2024),
-    ],
-    ids=["early 2025", "2024"],
-)
+@pytest.mark.parametrize("config", [CONFIG, CONFIG.model_copy(update=OF_2024)], ids=["early 2025", "2024"])
 def test_2024_layout_gives_its_own_logits(tmp_path: Path, config: ModelConfig) -> None:
     raw, ids = old_state(config), torch.arange(20) * 7 % 50
     torch.save(raw, tmp_path / "full_sft_64.pth")

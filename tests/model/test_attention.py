@@ -52,9 +52,7 @@ def test_a_cache_on_a_cpu_is_in_fp32() -> None:
     """The token's query and its attention are then widened, and the answer is in the query's dtype."""
     q, k, v = (x.detach() for x in inputs(torch.bfloat16))
     cache = attention.KVCache((2, 20, 2, 8), 1, torch.bfloat16, k.device)
-    assert all(
-        x is y for x, y in zip((k, v), cache.append(0, k, v), strict=True)
-    )  # the prompt's own, as they came
+    assert all(x is y for x, y in zip((k, v), cache.append(0, k, v), strict=True))  # the prompt's own, as they came
     cache.advance(15)
     keys, values = cache.append(0, k[:, 15:], v[:, 15:])
     assert keys.dtype == values.dtype == torch.float32 and torch.equal(keys, k.float())

@@ -17,9 +17,7 @@ from minimind.model import cuda as attention_cuda
 from minimind.model.transformer import ModelConfig, Transformer
 
 CUDA = torch.device("cuda")
-DOCUMENTS = torch.tensor(
-    [[0] * 5 + [1] + [2] * 10, [2] * 16]
-)  # a row's last document never goes on in the next row
+DOCUMENTS = torch.tensor([[0] * 5 + [1] + [2] * 10, [2] * 16])  # a row's last document never goes on in the next row
 SMALL = ModelConfig.preset(
     "tiny", vocab_size=64, hidden_size=32, num_hidden_layers=2, head_dim=16, initializer_range=0.3
 )
@@ -32,8 +30,18 @@ def inputs(device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[Tens
     return [value.to(device, dtype).requires_grad_() for value in values]
 
 
-def documents_by_offsets(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, _: Tensor, longest: int, __: int,
-                         *, window_size: tuple[int, int], enable_gqa: bool) -> Tensor:  # fmt: skip
+def documents_by_offsets(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    _: Tensor,
+    longest: int,
+    __: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
     """What varlen_attn's documentation says, in plain PyTorch: [tokens, heads, D]."""
     assert starts.dtype == torch.int32 and window_size == (-1, 0) and int(starts.diff().max()) <= longest
     pieces = []
@@ -83,13 +91,9 @@ def test_an_older_torch_has_no_varlen(missing: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_flex_in_a_compiled_model_has_the_eager_gradient(
-    recompute: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flex_in_a_compiled_model_has_the_eager_gradient(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced forward and backward as on a GPU, without a graph break; only the code generator is left out."""
-    monkeypatch.setattr(
-        flex_attention, "_validate_device", lambda *_: None
-    )  # a CPU has no kernel for the backward
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)  # a CPU has no kernel for the backward
     documents = torch.cat((DOCUMENTS, DOCUMENTS + 3), 1)
     tokens = torch.randint(0, 64, documents.shape, generator=torch.Generator().manual_seed(2))
     grads, losses = [], []
@@ -123,9 +127,14 @@ def test_flex_in_a_compiled_model_has_the_eager_gradient(
     ],
 )
 def test_auto(
-    device: str, dtype: torch.dtype, capability: tuple[int, int] | None, compiling: bool, head_dim: int,
-    expected: str, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    device: str,
+    dtype: torch.dtype,
+    capability: tuple[int, int] | None,
+    compiling: bool,
+    head_dim: int,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     assert attention.fastest(torch.device(device), dtype, head_dim) == expected
@@ -145,12 +154,7 @@ def test_a_form_that_cannot_run_is_refused_before_the_first_step() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "masked", "key_heads"),
-    [
-        (torch.bfloat16, False, 2),
-        (torch.bfloat16, True, 4),
-        (torch.float32, False, 4),
-        (torch.float32, True, 4),
-    ],
+    [(torch.bfloat16, False, 2), (torch.bfloat16, True, 4), (torch.float32, False, 4), (torch.float32, True, 4)],
 )
 def test_a_gpus_fused_kernel_gets_as_many_key_heads_as_it_wants(
     dtype: torch.dtype, masked: bool, key_heads: int, monkeypatch: pytest.MonkeyPatch
@@ -172,9 +176,5 @@ def test_a_gpus_fused_kernel_gets_as_many_key_heads_as_it_wants(
 def test_repeated_key_heads_are_the_same_attention() -> None:
     """The order in which heads share keys: torch's own grouping is the reference."""
     q, k, v = (x.transpose(1, 2) for x in inputs())
-    repeated = F.scaled_dot_product_attention(
-        q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), is_causal=True
-    )
-    torch.testing.assert_close(
-        repeated, F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    )
+    repeated = F.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), is_causal=True)
+    torch.testing.assert_close(repeated, F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))

@@ -152,9 +152,7 @@ def test_losses_by_row_leave_the_sum_and_its_gradients_as_they_are(
 
 
 @pytest.mark.parametrize("trained", [0, 1, 63, 64, 65, 150, 199, 200])
-def test_sizes_do_not_follow_the_number_of_trained_tokens(
-    trained: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_do_not_follow_the_number_of_trained_tokens(trained: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN keeps a kernel for each size it has met: a number that differs at each step made a run grow."""
     rows = rows_of_logits(monkeypatch)
     hidden, weight = torch.randn(200, 8), torch.randn(30, 8)

@@ -31,8 +31,9 @@ def test_rms_norm() -> None:
     compare(
         lambda x, w: ops.rms_norm(x, w, 1e-5),
         lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * w,
-        normal(3, 5, 16), normal(16, seed=2),
-    )  # fmt: skip
+        normal(3, 5, 16),
+        normal(16, seed=2),
+    )
 
 
 def test_rms_norm_in_half_computes_in_fp32() -> None:

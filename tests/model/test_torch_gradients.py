@@ -12,9 +12,7 @@ from minimind.model import torch_gradients
 from minimind.model.torch_gradients import plain_silu, plain_softmax, silu_gradient, softmax_gradient
 
 
-def truth(
-    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, grad: torch.Tensor
-) -> torch.Tensor:
+def truth(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """By autograd, in fp64."""
     wide = x.double().requires_grad_()
     (found,) = torch.autograd.grad(function(wide), wide, grad.double())

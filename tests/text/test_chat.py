@@ -98,11 +98,7 @@ def length(turns: list[Turn], tok: Tokenizer) -> int:
         (["s", "u", "a", "u", "a"], [0, 3, 4], (0, 3, 4)),
         (["s", "u", "a", "u", "a"], [3, 4], (3, 4)),  # the system turn goes before the last exchange does
         (["u", "a", "u90", "a"], [0, 1], (0, 1)),  # the last exchange doesn't fit, the one before does
-        (
-            ["u9", "a", "t", "a", "u", "a", "t", "a"],
-            [2, 4, 5, 6, 7],
-            (4, 5, 6, 7),
-        ),  # a tool result is no beginning
+        (["u9", "a", "t", "a", "u", "a", "t", "a"], [2, 4, 5, 6, 7], (4, 5, 6, 7)),  # a tool result is no beginning
         (["a", "u", "a", "u"], [0, 1, 2], (0, 1, 2)),  # the conversation's own first turn is one
     ],
 )
@@ -134,9 +130,7 @@ def test_no_answer_no_sample(tok: Tokenizer, roles: list[str]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(conversations, st.integers(2, 80))
-def test_fitting_never_gives_an_untrainable_or_overlong_sample(
-    tok: Tokenizer, turns: list[Turn], limit: int
-) -> None:
+def test_fitting_never_gives_an_untrainable_or_overlong_sample(tok: Tokenizer, turns: list[Turn], limit: int) -> None:
     fitted = fit(turns, tok, limit)
     if fitted is None:
         return

@@ -41,9 +41,7 @@ spaced = st.text(st.sampled_from("ab <|>_ims\u2581\u2585\n\t\0 0x41京天😀"))
 
 def corpus(lines: int = 400) -> list[str]:
     rng = random.Random(0)
-    return [
-        " ".join(rng.choices(WORDS, k=12)) + "\n    <unk> <s> <|im_start|> <0x41> 12" for _ in range(lines)
-    ]
+    return [" ".join(rng.choices(WORDS, k=12)) + "\n    <unk> <s> <|im_start|> <0x41> 12" for _ in range(lines)]
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +74,7 @@ def test_batches_equal_single_texts(tok: Tokenizer, strings: list[str]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_streaming_equals_decoding_and_never_shows_half_a_character(
-    tok: Tokenizer, data: st.DataObject
-) -> None:
+def test_streaming_equals_decoding_and_never_shows_half_a_character(tok: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tok.vocab_size - 1)))
     decoder = tok.stream()
     assert "".join([decoder.push(i) for i in ids] + [decoder.flush()]) == tok.decode(ids)
@@ -106,9 +102,7 @@ def test_marked_text_gives_the_two_chat_ids_and_plain_text_never_does(tok: Token
 
 
 @pytest.mark.parametrize("encode", [Tokenizer.encode, lambda tok, s: tok.encode_batch(["x"] * 50 + [s])])
-def test_lone_surrogate_is_a_clear_value_error(
-    tok: Tokenizer, encode: Callable[[Tokenizer, str], object]
-) -> None:
+def test_lone_surrogate_is_a_clear_value_error(tok: Tokenizer, encode: Callable[[Tokenizer, str], object]) -> None:
     for string in ("ab\ud800c", "ab\udfffc\u2581"):
         with pytest.raises(ValueError, match=r"lone surrogate U\+D[8F]\w\w at character 2"):
             encode(tok, string)
@@ -234,11 +228,7 @@ def foreign(**changes: object) -> bytes:
         "vocab_size": 320,
     }
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(corpus()),
-        model_writer=written,
-        model_type="bpe",
-        minloglevel=3,
-        **(options | changes),
+        sentence_iterator=iter(corpus()), model_writer=written, model_type="bpe", minloglevel=3, **(options | changes)
     )
     return written.getvalue()
 
@@ -247,10 +237,7 @@ def foreign(**changes: object) -> bytes:
     ("changes", "reason"),
     [
         ({"control_symbols": ["<|im_start|>"]}, "no control symbols"),
-        (
-            {"control_symbols": [], "user_defined_symbols": ["<|im_start|>", "<|im_end|>"]},
-            "no control symbols",
-        ),
+        ({"control_symbols": [], "user_defined_symbols": ["<|im_start|>", "<|im_end|>"]}, "no control symbols"),
         ({"bos_id": 2, "eos_id": 1}, r"\(0, 2, 1\)"),
         ({"byte_fallback": False, "vocab_size": 100}, "without byte fallback"),
         ({"add_dummy_prefix": True}, "alters text"),

@@ -60,8 +60,12 @@ def test_the_core(module: str, core: bool) -> None:
 
 
 def test_tests_are_found_by_rule(tmp_path: Path) -> None:
-    for name in ("training/test_step.py", "training/test_deepspeed_config.py", "training/run/test_loop.py",
-                 "training/run/test_main.py"):  # fmt: skip
+    for name in (
+        "training/test_step.py",
+        "training/test_deepspeed_config.py",
+        "training/run/test_loop.py",
+        "training/run/test_main.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
 
@@ -87,9 +91,7 @@ def test_a_sample_is_a_function_of_its_seed() -> None:
     assert len(before & after) >= 21
 
 
-def test_a_fault_that_the_tests_see_is_caught_and_the_verdicts_are_kept(
-    checkout: Path, tmp_path: Path
-) -> None:
+def test_a_fault_that_the_tests_see_is_caught_and_the_verdicts_are_kept(checkout: Path, tmp_path: Path) -> None:
     mutants = [
         mutant("def double(x):\n    return x * 3\n"),
         mutant("def double(x):\n    return x + x\n"),
@@ -118,10 +120,7 @@ def test_tests_that_fail_by_themselves_judge_nothing(checkout: Path, tmp_path: P
 def test_the_summary_counts_and_names_survivors() -> None:
     verdicts = [Verdict(str(n), "a.py", n, "x -> y", "caught", 1.0) for n in range(3)]
     text = summary([*verdicts, Verdict("9", "b.py", 7, "1 -> 2", "survived", 1.0)], 300)
-    assert text.splitlines() == [
-        "4 of 300 judged: 3 caught (75.0%), 1 survived",
-        "  minimind/b.py:7: 1 -> 2",
-    ]
+    assert text.splitlines() == ["4 of 300 judged: 3 caught (75.0%), 1 survived", "  minimind/b.py:7: 1 -> 2"]
 
 
 def test_mutants_leave_annotations_and_prose_alone_and_take_decorated_functions(tmp_path: Path) -> None:

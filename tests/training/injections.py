@@ -23,9 +23,7 @@ def poisoned(patch: pytest.MonkeyPatch, token: int) -> Iterator[None]:
     """A row that holds ``token`` gives a NaN loss."""
     forward = Transformer.forward
 
-    def sick(
-        self: Transformer, input_ids: torch.Tensor, labels: Any = None, *rest: Any, by_row: bool = False
-    ) -> Any:
+    def sick(self: Transformer, input_ids: torch.Tensor, labels: Any = None, *rest: Any, by_row: bool = False) -> Any:
         result = forward(self, input_ids, labels, *rest, by_row=by_row)
         ill = (input_ids == token).any(1)  # [B]
         if labels is None or not bool(ill.any()):

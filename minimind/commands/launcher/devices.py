@@ -31,9 +31,7 @@ def count_devices() -> tuple[str, int] | None:
 
 def _count_gpus() -> int | None:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    result = subprocess.run(
-        [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, check=False
-    )
+    result = subprocess.run([sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, check=False)
     return int(result.stdout) if result.returncode == 0 else None
 
 
@@ -46,9 +44,7 @@ def _count_cpus() -> int:
         return 1
     text = subprocess.run(["numactl", "--hardware"], capture_output=True, text=True, check=False).stdout
     cores = [
-        line.partition(":")[2].split()
-        for line in text.splitlines()
-        if line.startswith("node ") and " cpus:" in line
+        line.partition(":")[2].split() for line in text.splitlines() if line.startswith("node ") and " cpus:" in line
     ]
     distinct = [own for own, before in zip(cores, [[], *cores], strict=False) if own and own != before]
     return len(distinct) or 1

@@ -51,8 +51,10 @@ def choose(slots: dict[str, int], include: str, exclude: str) -> dict[str, list[
             raise UserError(f"{host} has no slot {', '.join(map(str, missing))}: {_has(slots[host])}")
     if include:
         return {host: named[host] or active[host] for host in active if host in named}
-    left = {host: [n for n in active[host] if named[host] and n not in named[host]] if host in named else active[host]
-            for host in active}  # fmt: skip
+    left = {
+        host: [n for n in active[host] if named[host] and n not in named[host]] if host in named else active[host]
+        for host in active
+    }
     return {host: numbers for host, numbers in left.items() if numbers}
 
 

@@ -16,9 +16,7 @@ from minimind.base.display import complain
 def main(words: list[str]) -> int:
     """Run the script ``words[0]`` with the rest as its arguments; the exit code."""
     sys.argv = words
-    sys.path[0] = str(
-        Path(words[0]).parent
-    )  # as if Python had been given the script: nothing from here shadows it
+    sys.path[0] = str(Path(words[0]).parent)  # as if Python had been given the script: nothing from here shadows it
     try:
         runpy.run_path(words[0], run_name="__main__")
     except SystemExit as ended:

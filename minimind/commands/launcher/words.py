@@ -26,8 +26,14 @@ from minimind.commands.launcher.hostfile import choose, is_here, read_hostfile, 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 DEFAULT_PORT = 29500  # the launcher's
 # What each launcher of several hosts is found by (launcher/multinode_runner.py ``backend_exists``)
-LAUNCHERS = {"pdsh": "pdsh", "openmpi": "ompi_info", "mpich": "mpirun", "impi": "mpirun", "mvapich": "mpiname",
-             "slurm": "sinfo"}  # fmt: skip
+LAUNCHERS = {
+    "pdsh": "pdsh",
+    "openmpi": "ompi_info",
+    "mpich": "mpirun",
+    "impi": "mpirun",
+    "mvapich": "mpiname",
+    "slurm": "sinfo",
+}
 LEVELS = ["debug", "info", "warning", "error", "critical"]
 
 
@@ -53,8 +59,16 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--enable_each_rank_log", default="None")
     new.add_argument("--autotuning", default="", choices=["tune", "run"])
     new.add_argument("--log_level", default="info", choices=LEVELS)
-    for name in ("module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
-                 "bind_cores_to_rank"):  # fmt: skip
+    for name in (
+        "module",
+        "no_python",
+        "no_local_rank",
+        "no_ssh",
+        "no_ssh_check",
+        "force_multi",
+        "save_pid",
+        "bind_cores_to_rank",
+    ):
         new.add_argument(f"--{name}", action="store_true")
     new.add_argument("-q", "--quiet", action="store_true")
     new.add_argument("user_script")
@@ -67,8 +81,10 @@ def read_words(words: Sequence[str]) -> argparse.Namespace:
     options, unknown = parser().parse_known_args(list(words))
     if unknown:
         known = [name for action in parser()._actions for name in action.option_strings]
-        raise UserError(f"minimind launch: the launcher has no option {unknown[0]}{nearest(unknown[0], known)}; "
-                        "the script's own options stand after the script")  # fmt: skip
+        raise UserError(
+            f"minimind launch: the launcher has no option {unknown[0]}{nearest(unknown[0], known)}; "
+            "the script's own options stand after the script"
+        )
     return options
 
 
@@ -101,9 +117,7 @@ def resources(options: argparse.Namespace) -> dict[str, list[int]]:
         other = "CUDA_VISIBLE_DEVICES" if by_variable else "--include" if include else "--exclude"
         raise UserError(f"--num_gpus and --num_nodes can't stand beside {other}: give one of them")
     if slots is None and options.num_nodes > 1:
-        raise UserError(
-            f"--num_nodes {options.num_nodes} needs a hostfile that names the others: give --hostfile"
-        )
+        raise UserError(f"--num_nodes {options.num_nodes} needs a hostfile that names the others: give --hostfile")
     if by_variable:
         return _visible(visible)
     active = _filtered(slots, include, exclude)
@@ -124,9 +138,7 @@ def _visible(value: str) -> dict[str, list[int]]:
     """CUDA_VISIBLE_DEVICES, which the launcher takes for a list of slots."""
     if not all(re.fullmatch(r"\s*-?\d+\s*", word) for word in value.split(",")):
         advice = "unset CUDA_VISIBLE_DEVICES and choose by number, --include localhost:0"
-        raise UserError(
-            f'CUDA_VISIBLE_DEVICES="{value}": the deepspeed launcher takes numbers only; {advice}'
-        )
+        raise UserError(f'CUDA_VISIBLE_DEVICES="{value}": the deepspeed launcher takes numbers only; {advice}')
     try:
         return _filtered(None, f"localhost:{value}", "")
     except UserError as error:
@@ -135,9 +147,7 @@ def _visible(value: str) -> dict[str, list[int]]:
 
 def _filtered(slots: dict[str, int] | None, include: str, exclude: str) -> dict[str, list[int]]:
     if slots is None:
-        counted = (
-            count_devices() if include or exclude or os.environ.get("DS_ACCELERATOR") == "cuda" else None
-        )
+        counted = count_devices() if include or exclude or os.environ.get("DS_ACCELERATOR") == "cuda" else None
         if counted == ("cuda", 0):
             raise UserError("DS_ACCELERATOR=cuda, and there is no GPU here: unset it, or set it to cpu")
         if counted is None:  # the launcher's own affair: at least one
@@ -246,10 +256,7 @@ def _alone(options: argparse.Namespace, active: dict[str, list[int]]) -> bool:
 
 
 def _given_port(options: argparse.Namespace, active: dict[str, list[int]]) -> Iterator[str]:
-    port, listens = (
-        options.master_port,
-        _alone(options, active) or (options.no_ssh and options.node_rank == 0),
-    )
+    port, listens = (options.master_port, _alone(options, active) or (options.no_ssh and options.node_rank == 0))
     if port is not None and listens and (problem := port_problem(port)):
         yield f"--master_port: {problem}"
 

@@ -41,12 +41,8 @@ def solve_batch(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str,
     if total is None:
         micro_value = micro or int(fallback["per_device_train_batch_size"])
         accumulation_value = accumulation or int(fallback["gradient_accumulation_steps"])
-        unset = [
-            name for name, value in (("micro-batch", micro), ("accumulation", accumulation)) if value is None
-        ]
-        reason = (
-            f"{' and '.join(unset)} by default" if unset else f"from {micro_from} and {accumulation_from}"
-        )
+        unset = [name for name, value in (("micro-batch", micro), ("accumulation", accumulation)) if value is None]
+        reason = f"{' and '.join(unset)} by default" if unset else f"from {micro_from} and {accumulation_from}"
         return Batch(micro_value, accumulation_value, reason)
     if micro and accumulation:
         said = " and ".join(dict.fromkeys((micro_from, accumulation_from)))
@@ -73,9 +69,7 @@ def _given(draft: Draft, run: RunConfig, key: str) -> tuple[int | None, str]:
     return value, "the JSON" if ours is not None and value == ours else run.place(name)
 
 
-def _check_product(
-    draft: Draft, total: int, micro: int, accumulation: int, world: int, reason: str
-) -> Batch | None:
+def _check_product(draft: Draft, total: int, micro: int, accumulation: int, world: int, reason: str) -> Batch | None:
     product = micro * accumulation * world
     if product == total:
         return Batch(micro, accumulation, reason)
@@ -100,7 +94,6 @@ def _divide(draft: Draft, total: int, known: int, world: int, known_name: str, n
     lower, upper = total // part * part, (total // part + 1) * part
     choice = f"{lower} or {upper}" if lower else f"{upper}"
     draft.problem(
-        "train_batch_size",
-        f"{total} is not divisible by {known_name} {known} x {world} rank(s) = {part}: use {choice}",
+        "train_batch_size", f"{total} is not divisible by {known_name} {known} x {world} rank(s) = {part}: use {choice}"
     )
     return None

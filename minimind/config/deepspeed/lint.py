@@ -13,14 +13,7 @@ from typing import Any
 
 from minimind.base.findings import Finding
 from minimind.base.problems import nearest
-from minimind.config.deepspeed.schema import (
-    MONITORS,
-    REMOVED,
-    REMOVED_ZERO,
-    TOP_LEVEL,
-    Kind,
-    removed_message,
-)
+from minimind.config.deepspeed.schema import MONITORS, REMOVED, REMOVED_ZERO, TOP_LEVEL, Kind, removed_message
 from minimind.config.deepspeed.source import Source
 
 AUTO = "auto"
@@ -35,9 +28,7 @@ class Draft:
     problems: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     kind: str = "pretrain"  # or "sft": what the config is for
-    defaulted: list[str] = field(
-        default_factory=list
-    )  # "auto" keys that nobody fills: DeepSpeed's default applies
+    defaulted: list[str] = field(default_factory=list)  # "auto" keys that nobody fills: DeepSpeed's default applies
 
     def problem(self, path: str, message: str) -> None:
         """Record ``file:line: key: message``."""
@@ -137,8 +128,7 @@ def check_params(draft: Draft, section: str, kinds: Mapping[str, Kind], owner: s
             draft.problem(path, 'DeepSpeed refuses it here: set "gradient_clipping" at the top level instead')
         elif key not in kinds:
             draft.problem(
-                path,
-                f"not a parameter of this trainer's {owner}{nearest(key, kinds)}; it takes {', '.join(kinds)}",
+                path, f"not a parameter of this trainer's {owner}{nearest(key, kinds)}; it takes {', '.join(kinds)}"
             )
         elif params[key] is None:
             del params[key]
@@ -223,6 +213,5 @@ def modernise(draft: Draft) -> None:
             zero.setdefault("stage3_gather_16bit_weights_on_model_save", gather)
         for name in [name for name in zero if f"stage3_{name}" in zero]:
             draft.problem(
-                f"zero_optimization.{name}",
-                f"is given as stage3_{name} too, and DeepSpeed stops at that: keep one",
+                f"zero_optimization.{name}", f"is given as stage3_{name} too, and DeepSpeed stops at that: keep one"
             )

@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minimind.base.defaults import (
-    DEEPSPEED_EPS,
-    DEEPSPEED_LR,
-    DEEPSPEED_WEIGHT_DECAY,
-    LION_BETAS,
-    learning_rate,
-)
+from minimind.base.defaults import DEEPSPEED_EPS, DEEPSPEED_LR, DEEPSPEED_WEIGHT_DECAY, LION_BETAS, learning_rate
 from minimind.base.problems import nearest
 from minimind.config.deepspeed.agreement import settle, wins
 from minimind.config.deepspeed.lint import AUTO, Draft, check_params
@@ -113,9 +107,7 @@ def _kind(draft: Draft, name: str) -> str | None:
     return None
 
 
-def _fill(
-    draft: Draft, run: RunConfig, kind: str, params: dict[str, Any], fallback: Mapping[str, float]
-) -> None:
+def _fill(draft: Draft, run: RunConfig, kind: str, params: dict[str, Any], fallback: Mapping[str, float]) -> None:
     """Hugging Face fills "auto" only; a key that is absent takes the YAML's value too, else DeepSpeed's
     default.
     """
@@ -153,9 +145,7 @@ def _fill_betas(draft: Draft, run: RunConfig, params: dict[str, Any], default: t
     if given is None or given == AUTO:
         params["betas"] = [default[i] if value is None else value for i, value in enumerate(wanted)]
         return
-    two_numbers = (
-        isinstance(given, list) and len(given) == 2 and all(isinstance(b, (int, float)) for b in given)
-    )
+    two_numbers = isinstance(given, list) and len(given) == 2 and all(isinstance(b, (int, float)) for b in given)
     if not two_numbers:
         draft.problem("optimizer.params.betas", f"expected two numbers, got {given!r}")
         return
@@ -179,18 +169,13 @@ def _check_ranges(draft: Draft, params: Mapping[str, Any]) -> None:
     ):
         value = params.get(key)
         if isinstance(value, (int, float)) and (value < lowest or (strict and value == lowest)):
-            draft.problem(
-                f"optimizer.params.{key}", f"{value} must be {'above' if strict else 'at least'} {lowest}"
-            )
+            draft.problem(f"optimizer.params.{key}", f"{value} must be {'above' if strict else 'at least'} {lowest}")
     betas = params.get("betas")
-    if isinstance(betas, list) and any(
-        isinstance(beta, (int, float)) and not 0 <= beta < 1 for beta in betas
-    ):
+    if isinstance(betas, list) and any(isinstance(beta, (int, float)) and not 0 <= beta < 1 for beta in betas):
         draft.problem("optimizer.params.betas", f"{betas}: each must be at least 0 and below 1")
     if params.get("amsgrad") is True:
         draft.problem(
-            "optimizer.params.amsgrad",
-            "true is not supported: neither DeepSpeed's fused nor its CPU Adam has it",
+            "optimizer.params.amsgrad", "true is not supported: neither DeepSpeed's fused nor its CPU Adam has it"
         )
     if params.get("bias_correction") is False:
         draft.problem(

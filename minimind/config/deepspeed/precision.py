@@ -87,13 +87,10 @@ def _check_fp16(draft: Draft, hardware: Hardware, emulate: bool) -> None:
     if not hardware.fp16 and not emulate:
         better = advised_config(draft.source.name, draft.kind, best_precision(hardware))
         draft.problem(
-            "fp16.enabled",
-            f"{device} has no fp16: use {better}, or add --emulate-fp16 to try this config slowly",
+            "fp16.enabled", f"{device} has no fp16: use {better}, or add --emulate-fp16 to try this config slowly"
         )
     elif not hardware.fp16:
-        draft.find(
-            "fp16-emulated", f"{device} has no fp16: it is emulated", "for trying out a config, not for speed"
-        )
+        draft.find("fp16-emulated", f"{device} has no fp16: it is emulated", "for trying out a config, not for speed")
     _check_loss_scale(draft)
 
 
@@ -103,16 +100,13 @@ def _check_loss_scale(draft: Draft) -> None:
     if not all(isinstance(value, (int, float)) for value in (power, scale, lowest, window)):
         return  # "auto": DeepSpeed's default
     if scale < 0:
-        draft.problem(
-            "fp16.loss_scale", f"{scale} is negative: 0 means dynamic, a positive number a fixed scale"
-        )
+        draft.problem("fp16.loss_scale", f"{scale} is negative: 0 means dynamic, a positive number a fixed scale")
     if scale != 0:
         return
     if power > 20:
         draft.find(
             "scale-power-high",
-            f"fp16.initial_scale_power {power}: the first {power - 16} or so steps will overflow "
-            "and be skipped",
+            f"fp16.initial_scale_power {power}: the first {power - 16} or so steps will overflow and be skipped",
             "use 16, the scale finds its level by itself",
             initial_scale_power=power,
         )
@@ -120,22 +114,16 @@ def _check_loss_scale(draft: Draft) -> None:
         draft.problem("fp16", f"min_loss_scale ({lowest}) and loss_scale_window ({window}) must be positive")
     elif 2.0**power < lowest:
         draft.problem(
-            "fp16.initial_scale_power",
-            f"the first scale 2^{power} is below min_loss_scale {lowest}: raise it",
+            "fp16.initial_scale_power", f"the first scale 2^{power} is below min_loss_scale {lowest}: raise it"
         )
     if draft.get("fp16.hysteresis", 2) == 0:
         draft.problem(
             "fp16.hysteresis",
-            "0 means that DeepSpeed never lowers the scale, so one overflow skips every later "
-            "step: use 1 or more",
+            "0 means that DeepSpeed never lowers the scale, so one overflow skips every later step: use 1 or more",
         )
 
 
-_DTYPE_NAMES = {
-    "fp16": ("fp16", "float16", "half"),
-    "bf16": ("bf16", "bfloat16"),
-    "fp32": ("fp32", "float32", "float"),
-}
+_DTYPE_NAMES = {"fp16": ("fp16", "float16", "half"), "bf16": ("bf16", "bfloat16"), "fp32": ("fp32", "float32", "float")}
 
 
 def resolve_data_types(draft: Draft, precision: str) -> str:

@@ -56,13 +56,10 @@ def refuse_unsupported(draft: Draft) -> None:
     if draft.get("zero_optimization.zenflow"):
         draft.problem(
             "zero_optimization.zenflow",
-            "ZenFlow applies part of each update late, so a step is no longer the "
-            "update of its own batch: delete it",
+            "ZenFlow applies part of each update late, so a step is no longer the update of its own batch: delete it",
         )
     if draft.get("checkpoint.writer"):
-        draft.problem(
-            "checkpoint.writer", "DeepSpeed 0.19.8's writers save files that can't be loaded back: delete it"
-        )
+        draft.problem("checkpoint.writer", "DeepSpeed 0.19.8's writers save files that can't be loaded back: delete it")
     if draft.get("datastates_ckpt") not in (None, False, AUTO):
         draft.problem("datastates_ckpt", "this trainer writes its own verified checkpoints: delete it")
     _refuse_parallelism(draft)
@@ -73,8 +70,7 @@ def _refuse_parallelism(draft: Draft) -> None:
     size = draft.get("sequence_parallel_size", 1)
     if isinstance(size, int) and size > 1:
         draft.problem(
-            "sequence_parallel_size",
-            f"{size} is not supported: a row of at most a few thousand tokens fits one GPU",
+            "sequence_parallel_size", f"{size} is not supported: a row of at most a few thousand tokens fits one GPU"
         )
     tensor = draft.get("tensor_parallel")
     width = 0 if not isinstance(tensor, Mapping) else tensor.get("autotp_size") or _tp_size(tensor)
@@ -120,9 +116,5 @@ def note_unused(draft: Draft) -> None:
     }
     for section, reason in unused.items():
         if draft.values.get(section):
-            draft.find(
-                "section-unused",
-                f'the JSON\'s "{section}" has no effect here: {reason}',
-                f'delete "{section}"',
-            )
+            draft.find("section-unused", f'the JSON\'s "{section}" has no effect here: {reason}', f'delete "{section}"')
         draft.values.pop(section, None)

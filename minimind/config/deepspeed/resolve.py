@@ -22,12 +22,7 @@ from minimind.base.hardware import Hardware, kind_by_name
 from minimind.base.problems import raise_problems
 from minimind.config.deepspeed.agreement import settle
 from minimind.config.deepspeed.batch import Batch, solve_batch
-from minimind.config.deepspeed.lint import (
-    AUTO,
-    Draft,
-    check_names_and_types,
-    modernise,
-)
+from minimind.config.deepspeed.lint import AUTO, Draft, check_names_and_types, modernise
 from minimind.config.deepspeed.optimizer import OptimizerSpec, resolve_optimizer
 from minimind.config.deepspeed.precision import resolve_data_types, resolve_precision
 from minimind.config.deepspeed.refusals import note_unused, refuse_unsupported

@@ -72,8 +72,7 @@ def _replaced(draft: Draft, run: RunConfig, kind: str) -> bool:
         say_winner(draft, run, path, name, kind, run.lr_scheduler_type)
         return True
     draft.problem(
-        path,
-        f"{kind} in the JSON but {name} is {run.lr_scheduler_type} {run.origin(name)}: delete one of them",
+        path, f"{kind} in the JSON but {name} is {run.lr_scheduler_type} {run.origin(name)}: delete one of them"
     )
     return False
 

@@ -60,9 +60,7 @@ def key_lines(text: str) -> dict[Path_, list[int]]:
                 position = _after_value(text, position)
         elif character in "{[":
             # an object in a list gets a path of its own, so that two items' equal keys are no duplicates
-            below = (
-                (*prefix, name) if inside == "{" else (*prefix, f"[{position}]") if inside == "[" else prefix
-            )
+            below = (*prefix, name) if inside == "{" else (*prefix, f"[{position}]") if inside == "[" else prefix
             stack.append((character, below))
             position += 1
         elif character in "}]":
@@ -102,9 +100,7 @@ def read_source(config: str | Path | Mapping[str, Any]) -> Source:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such DeepSpeed config: pass --deepspeed_config a file of ds_configs/"
-        ) from None
+        raise UserError(f"{path}: no such DeepSpeed config: pass --deepspeed_config a file of ds_configs/") from None
     except OSError as error:
         raise UserError(f"{path}: cannot read the DeepSpeed config: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -73,9 +73,7 @@ def _check_offload(draft: Draft, stage: int, device: str) -> None:
     if device == AUTO:
         draft.drop("zero_optimization.offload_optimizer")
     elif device == "nvme" and not draft.get("zero_optimization.offload_optimizer.nvme_path"):
-        draft.problem(
-            where, "nvme needs offload_optimizer.nvme_path, and stage 3, which this trainer has not: use cpu"
-        )
+        draft.problem(where, "nvme needs offload_optimizer.nvme_path, and stage 3, which this trainer has not: use cpu")
     elif device == "nvme":
         draft.problem(
             where,
@@ -86,18 +84,14 @@ def _check_offload(draft: Draft, stage: int, device: str) -> None:
         draft.problem(where, "cpu offload needs ZeRO stage 1 or 2: set the stage")
     ratio = draft.get("zero_optimization.offload_optimizer.ratio", 1.0)
     if isinstance(ratio, float) and ratio < 1:
-        draft.problem(
-            "zero_optimization.offload_optimizer.ratio", f"{ratio} exists only for stage 3: delete it"
-        )
+        draft.problem("zero_optimization.offload_optimizer.ratio", f"{ratio} exists only for stage 3: delete it")
     _drop_offload_param(draft)
 
 
 def _drop_offload_param(draft: Draft) -> None:
     """Below stage 3 DeepSpeed ignores it; at stage 3 the stage is already a problem."""
     if draft.get("zero_optimization.offload_param.device", "none") not in ("none", AUTO):
-        message = (
-            "zero_optimization.offload_param has no effect: DeepSpeed offloads parameters only at stage 3"
-        )
+        message = "zero_optimization.offload_param has no effect: DeepSpeed offloads parameters only at stage 3"
         draft.find("section-unused", message, "delete offload_param")
     draft.drop("zero_optimization.offload_param")
 
@@ -113,9 +107,7 @@ def _cap_buckets(draft: Draft, run: RunConfig, num_parameters: int) -> None:
         path = f"zero_optimization.{name}"
         given = draft.get(path)
         if isinstance(given, int) and given <= 0:
-            draft.problem(
-                path, f"{given} is not a size: use at most the model's {num_parameters:,} parameters"
-            )
+            draft.problem(path, f"{given} is not a size: use at most the model's {num_parameters:,} parameters")
         elif isinstance(given, int) and given > num_parameters:
             draft.find(
                 "bucket-capped",

@@ -166,11 +166,7 @@ def _check(
     """Fill in the report; returns the digests of the documents."""
     head = streams.inspect(source.path, source.name, encoding)
     report.container = container(head, options.fields.format)
-    report.compression, report.encoding, report.encoding_confidence = (
-        head.compression,
-        head.encoding,
-        head.confidence,
-    )
+    report.compression, report.encoding, report.encoding_confidence = (head.compression, head.encoding, head.confidence)
     chunks = chunks_of(head, options.fields.format)
     first = next(chunks, None)
     report.kind = kind or (first and kind_of_first(first.records(), options.fields)) or "pretrain"
@@ -241,9 +237,7 @@ class _TextFigures:
         report.turns_per_document = percentiles(self._turns)
         visible = max(1, int(self._scripts.sum()))
         shares = {
-            name: round(int(count) / visible, 4)
-            for name, count in zip(SCRIPTS, self._scripts, strict=True)
-            if count
+            name: round(int(count) / visible, 4) for name, count in zip(SCRIPTS, self._scripts, strict=True) if count
         }
         report.scripts = dict(sorted(shares.items(), key=lambda item: -item[1]))
         report.exact_duplicates, report.near_duplicates = self._duplicates.exact, self._duplicates.near

@@ -86,8 +86,7 @@ def _digests(store: TokenStore) -> Iterator[tuple[int, Digests]]:
         ends = store.offsets[start : start + _BLOCK + 1].tolist()
         tokens = store.tokens
         joined = b"".join(
-            hashlib.blake2b(tokens[a:b].tobytes(), digest_size=8).digest()
-            for a, b in itertools.pairwise(ends)
+            hashlib.blake2b(tokens[a:b].tobytes(), digest_size=8).digest() for a, b in itertools.pairwise(ends)
         )
         yield start, np.frombuffer(joined, np.uint64)
 
@@ -124,6 +123,5 @@ def shared_documents(names: Sequence[str], digests: Sequence[array[int]]) -> lis
     again = others < owner
     counts = Counter(zip(owner[again].tolist(), others[again].tolist(), strict=True))
     return [
-        Shared(names[file], names[other], count, len(by_file[file]))
-        for (file, other), count in sorted(counts.items())
+        Shared(names[file], names[other], count, len(by_file[file])) for (file, other), count in sorted(counts.items())
     ]

@@ -151,9 +151,7 @@ def minhash(text: str) -> npt.NDArray[np.uint32] | None:
         return None
     pieces = np.zeros(len(points) - _PIECE + 1, np.uint64)
     for offset in range(_PIECE):  # a polynomial hash of each window, modulo 2**64
-        pieces = pieces * np.uint64(0x9E3779B97F4A7C15) + points[offset : offset + len(pieces)].astype(
-            np.uint64
-        )
+        pieces = pieces * np.uint64(0x9E3779B97F4A7C15) + points[offset : offset + len(pieces)].astype(np.uint64)
     pieces ^= pieces >> np.uint64(31)
     draw = np.random.default_rng(0)
     factors = draw.integers(1, 1 << 63, _VALUES, np.uint64) | np.uint64(1)

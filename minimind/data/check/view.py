@@ -39,10 +39,7 @@ def _rows(report: FileReport, row: int) -> Iterator[tuple[str, str]]:
         if not report.records:
             return
     packed = f" in {report.compression}" if report.compression else ""
-    yield (
-        "file",
-        f"{report.container}{packed}, {report.encoding} (confidence {report.encoding_confidence:.2f})",
-    )
+    yield ("file", f"{report.container}{packed}, {report.encoding} (confidence {report.encoding_confidence:.2f})")
     yield "format", _counts(report.formats) or "none recognised"
     yield "fields", _counts(report.fields) or "none"
     yield "records", f"{report.records:,}: {report.used:,} used, {report.rejected:,} rejected"

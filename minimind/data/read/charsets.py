@@ -19,13 +19,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_FAMILIES = {
-    "gb18030": "gb18030",
-    "gbk": "gb18030",
-    "gb2312": "gb18030",
-    "big5": "big5hkscs",
-    "big5hkscs": "big5hkscs",
-}
+_FAMILIES = {"gb18030": "gb18030", "gbk": "gb18030", "gb2312": "gb18030", "big5": "big5hkscs", "big5hkscs": "big5hkscs"}
 _CANDIDATES = [*_FAMILIES, "shift_jis", "euc_jp", "euc_kr", "cp949", "cp1252", "cp1251", "koi8_r"]
 _SAMPLE_BYTES = 1 << 18
 _MIN_CONFIDENCE = 0.75
@@ -46,9 +40,7 @@ def find_encoding(raw: bytes, complete: bool, name: str, asked: str | None) -> t
     lines = raw.split(b"\n") if complete else raw.split(b"\n")[:-1] or [raw[: raw.rfind(b" ") + 1]]
     foreign = [line for line in lines if not line.isascii()]
     bad = sum(1 for line in foreign if not _is_utf8(line))
-    if not bad or bad * 2 < len(
-        foreign
-    ):  # most lines are UTF-8: the others are bad lines, not another encoding
+    if not bad or bad * 2 < len(foreign):  # most lines are UTF-8: the others are bad lines, not another encoding
         return "utf-8", 1.0, 0
     return (*_detect(b"\n".join(foreign)[:_SAMPLE_BYTES], name), 0)
 
@@ -74,9 +66,7 @@ def to_utf8(parts: Iterable[bytes], encoding: str, name: str, final: bool = True
     try:
         decoder.decode(b"", final=final)
     except UnicodeDecodeError:
-        raise UserError(
-            f"{name}: ends in the middle of a {encoding.upper()} character; is it truncated?"
-        ) from None
+        raise UserError(f"{name}: ends in the middle of a {encoding.upper()} character; is it truncated?") from None
 
 
 def _known(encoding: str, name: str) -> str:
@@ -104,8 +94,7 @@ def _detect(sample: bytes, name: str) -> tuple[str, float]:
     from charset_normalizer import from_bytes
 
     found = sorted(
-        ((m.chaos, m.encoding) for m in from_bytes(sample, cp_isolation=_CANDIDATES)),
-        key=lambda pair: pair[0],
+        ((m.chaos, m.encoding) for m in from_bytes(sample, cp_isolation=_CANDIDATES)), key=lambda pair: pair[0]
     )
     best_chaos, best = found[0] if found else (1.0, "unknown")
     family = _FAMILIES.get(best, best)

@@ -85,9 +85,7 @@ def json_values(head: Head) -> Iterator[Value]:
             text.skip(1)
             need_comma = False
             if text.peek() in ("]", ""):
-                text.fail(
-                    "trailing comma before ]" if text.peek() else f"the list is never closed{_TRUNCATED}"
-                )
+                text.fail("trailing comma before ]" if text.peek() else f"the list is never closed{_TRUNCATED}")
         else:
             yield text.value(parser)
             need_comma = True
@@ -131,10 +129,7 @@ class _Text:
             except json.JSONDecodeError as error:
                 if self._more():
                     continue
-                comma = error.msg == "Expecting value" and self._buffer[error.pos : error.pos + 1] in (
-                    "]",
-                    "}",
-                )
+                comma = error.msg == "Expecting value" and self._buffer[error.pos : error.pos + 1] in ("]", "}")
                 self.fail("trailing comma before a closing bracket" if comma else error.msg, error.pos)
             except RecursionError:
                 self.fail("nested too deeply")
@@ -162,9 +157,7 @@ class _Text:
         parts, size = [self._buffer[self._at :]], 0
         if len(parts[0]) > 2 * streams.MAX_RECORD_BYTES:
             limit = f"{2 * streams.MAX_RECORD_BYTES >> 20} MiB"
-            raise UserError(
-                f"{self._name}:{self._line}: one value is longer than {limit}; is a bracket missing?"
-            )
+            raise UserError(f"{self._name}:{self._line}: one value is longer than {limit}; is a bracket missing?")
         while size <= min(len(parts[0]), streams.MAX_RECORD_BYTES // 2) and not self._ended:
             block = next(self._blocks, b"")
             self._ended = not block

@@ -85,9 +85,7 @@ class Chunk:
             return Record(None, self.file, number, str(error), line[:2000].decode("utf-8", "replace"))
 
 
-def read_records(
-    path: Path | str, format: str | None = None, encoding: str | None = None
-) -> Iterator[Record]:
+def read_records(path: Path | str, format: str | None = None, encoding: str | None = None) -> Iterator[Record]:
     """All records of one file, in order. Raises ``UserError`` when the file as a whole can't be read."""
     for chunk in read_chunks(Source(Path(path), str(path)), format, encoding):
         yield from chunk.records()
@@ -107,9 +105,7 @@ def chunks_of(head: Head, format: str | None = None) -> Iterator[Chunk]:
         yield from _grouped(head.name, _text(head, format if format in TEXT_FORMATS else "paragraphs"))
     else:
         values = {"json": json_values, "csv": csv_values, "parquet": parquet_values}[kind](head)
-        yield from _grouped(
-            head.name, (Record(v.value, head.name, v.line, v.error, v.excerpt) for v in values)
-        )
+        yield from _grouped(head.name, (Record(v.value, head.name, v.line, v.error, v.excerpt) for v in values))
 
 
 def container(head: Head, format: str | None = None) -> str:
@@ -146,9 +142,7 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
         if str(file) == "-":
             sources.append(Source(_spooled(sys.stdin.buffer, spool), "<stdin>"))
         elif path.is_dir():
-            inside = [
-                p for p in sorted(path.rglob("*")) if not p.is_dir() and not _hidden(p.relative_to(path))
-            ]
+            inside = [p for p in sorted(path.rglob("*")) if not p.is_dir() and not _hidden(p.relative_to(path))]
             known = [p for p in inside if streams.suffix(p.name) in _SUFFIXES]
             ignored += [str(p) for p in inside if p not in set(known)]
             if not known:
@@ -238,9 +232,7 @@ def _is_document(lines: list[bytes], head: Head) -> bool:
     ``lines``: the stripped, non-blank, whole lines of the head.
     """
     if not lines:
-        return head.text.lstrip().startswith(
-            b"["
-        )  # a list on one long line; a long object is a JSON Lines record
+        return head.text.lstrip().startswith(b"[")  # a list on one long line; a long object is a JSON Lines record
     value, whole = _parsed(lines[0], head)
     if whole:  # one line with a list: the list of all records, unless it is one bare conversation
         return len(lines) == 1 and head.complete and isinstance(value, list) and not is_turns(value)

@@ -93,17 +93,13 @@ def blocks(head: Head) -> Iterator[bytes]:
     with open_bytes(head.path, head.name) as stream:
         stream.read_exactly(head.mark_bytes)
         raw = iter(lambda: stream.read(BLOCK_BYTES), b"")
-        yield from (
-            to_utf8(raw, head.encoding, head.name) if head.encoding.startswith(("utf-16", "utf-32")) else raw
-        )
+        yield from (to_utf8(raw, head.encoding, head.name) if head.encoding.startswith(("utf-16", "utf-32")) else raw)
 
 
 def line_batches(head: Head) -> Iterator[list[bytes | int]]:
     """The file's lines without their ends, a block at a time. One over ``MAX_RECORD_BYTES`` comes as its length."""
     end, max_line = head.line_end, MAX_RECORD_BYTES
-    rest: list[
-        bytes
-    ] = []  # parts of the unfinished line, ``held`` bytes; ``lost``: bytes of it already dropped
+    rest: list[bytes] = []  # parts of the unfinished line, ``held`` bytes; ``lost``: bytes of it already dropped
     held = lost = 0
     for block in blocks(head):
         parts = block.split(end)
@@ -187,9 +183,7 @@ def open_bytes(path: Path, name: str) -> ByteStream:
         raise UserError(f"{name}: can't be read: {error.strerror or error}") from None
     magic = raw.read(8)
     raw.seek(0)
-    return ByteStream(
-        raw, name, next((kind for start, kind in _COMPRESSION if magic.startswith(start)), None)
-    )
+    return ByteStream(raw, name, next((kind for start, kind in _COMPRESSION if magic.startswith(start)), None))
 
 
 def _decompressed(raw: IO[bytes], compression: str | None, name: str) -> Any:
@@ -226,9 +220,7 @@ class _ZstdReader(io.RawIOBase):
 
     def _more(self) -> bool:
         data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
-        data = data or self._raw.read(
-            1 << 10
-        )  # small: a block of 4 bytes may hold 128 KiB, so 1 KiB at most 32 MiB
+        data = data or self._raw.read(1 << 10)  # small: a block of 4 bytes may hold 128 KiB, so 1 KiB at most 32 MiB
         if not data:
             if self._frame is not None and not self._frame.eof:
                 raise EOFError

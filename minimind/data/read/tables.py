@@ -33,20 +33,13 @@ def csv_values(head: Head) -> Iterator[Value]:
         for row in reader:
             if lost:  # the row is that line, or has it inside a cell
                 if header is None:
-                    raise UserError(
-                        f"{head.name}:1: the first row must name the columns; it is too long for that"
-                    )
+                    raise UserError(f"{head.name}:1: the first row must name the columns; it is too long for that")
                 yield Value(None, line, streams.too_long(lost[0][1]))
                 lost.clear()
             elif header is None:
                 header = _header(row, head.name)
             elif row and len(row) != len(header):
-                yield Value(
-                    None,
-                    line,
-                    f"{len(row)} cells under a header of {len(header)}",
-                    delimiter.join(row)[:2000],
-                )
+                yield Value(None, line, f"{len(row)} cells under a header of {len(header)}", delimiter.join(row)[:2000])
             elif row:
                 yield Value(dict(zip(header, row, strict=True)), line)
             line = reader.line_num + 1

@@ -152,9 +152,7 @@ def _by_keys(value: Mapping[str, object]) -> str:
         return "qa"
     if "text" in value or "content" in value:
         return "text"
-    raise BadRecord(
-        f"no known format (fields: {_keys(value)}); name --text-field, or --map prompt=...,answer=..."
-    )
+    raise BadRecord(f"no known format (fields: {_keys(value)}); name --text-field, or --map prompt=...,answer=...")
 
 
 def _turns_of(value: object, found: str, fields: Fields) -> list[Turn]:
@@ -178,9 +176,7 @@ def _system(record: Mapping[str, object]) -> list[Turn]:
     if record.get("system") not in (None, ""):
         parts.append(_string(record["system"], '"system"'))
     if (tools := record.get("tools")) not in (None, "", "[]", []):
-        parts.append(
-            "# Tools\n" + (tools if isinstance(tools, str) else json.dumps(tools, ensure_ascii=False))
-        )
+        parts.append("# Tools\n" + (tools if isinstance(tools, str) else json.dumps(tools, ensure_ascii=False)))
     text = "\n\n".join(part for part in parts if part.strip())
     return [Turn("system", _clean(text, '"system"'))] if text else []
 
@@ -201,9 +197,7 @@ def _question_answer(record: Mapping[str, object], names: Mapping[str, str]) -> 
     if "prompt" in names:
         question, answer = names["prompt"], names.get("answer", "answer")
     else:
-        question, answer = next(
-            (pair for pair in _PAIRS if pair[0] in record and pair[1] in record), _PAIRS[0]
-        )
+        question, answer = next((pair for pair in _PAIRS if pair[0] in record and pair[1] in record), _PAIRS[0])
     for key in (question, answer):
         if key not in record:
             raise BadRecord(f'no field "{key}"; it has: {_keys(record)}')
@@ -218,24 +212,17 @@ def _exchange(record: Mapping[str, object], question: str, extra: str | None, an
     text = _text(record.get(question), f'"{question}"')
     if extra is not None and record.get(extra) not in (None, ""):
         text += "\n" + _string(record[extra], f'"{extra}"')
-    return [
-        Turn("user", _clean(text, f'"{question}"')),
-        Turn("assistant", _text(record[answer], f'"{answer}"')),
-    ]
+    return [Turn("user", _clean(text, f'"{question}"')), Turn("assistant", _text(record[answer], f'"{answer}"'))]
 
 
 def _history(record: Mapping[str, object]) -> list[Turn]:
     """LLaMA-Factory's ``history``: [[question, answer], ...]."""
     history = record.get("history") or []
-    if not isinstance(history, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 for pair in history
-    ):
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise BadRecord('"history" is not a list of [question, answer]')
     roles: tuple[Role, Role] = ("user", "assistant")
     return [
-        Turn(role, _text(text, f'"history" {role}'))
-        for pair in history
-        for role, text in zip(roles, pair, strict=True)
+        Turn(role, _text(text, f'"history" {role}')) for pair in history for role, text in zip(roles, pair, strict=True)
     ]
 
 
@@ -252,9 +239,7 @@ def _turn(turn: object, number: int) -> Turn | None:
     """One turn; None for an empty system turn, which says nothing."""
     if not isinstance(turn, dict):
         raise BadRecord(f"turn {number} is {_name(turn)}, not an object")
-    sender = turn.get("role") or turn.get(
-        "from"
-    )  # a Parquet row has every field of its schema, some of them null
+    sender = turn.get("role") or turn.get("from")  # a Parquet row has every field of its schema, some of them null
     if not isinstance(sender, str) or sender.strip().lower() not in _ROLES:
         raise BadRecord(f"turn {number}: unknown role {_short(sender)}; known: {', '.join(_ROLES)}")
     role = _ROLES[sender.strip().lower()]
@@ -306,9 +291,7 @@ def _checked(turns: list[Turn]) -> Conversation:
     answers = [i for i, turn in enumerate(turns) if turn.role == "assistant"]
     if not answers:
         only_system = all(turn.role == "system" for turn in turns)
-        raise BadRecord(
-            "only system turns: nothing to learn" if only_system else "no assistant turn: nothing to learn"
-        )
+        raise BadRecord("only system turns: nothing to learn" if only_system else "no assistant turn: nothing to learn")
     for before, after in itertools.pairwise(answers):
         if after == before + 1:
             raise BadRecord(f"two answers in a row (turns {before + 1} and {after + 1})")
@@ -339,9 +322,7 @@ def _clean(text: str, where: str) -> str:
         code = ord(found[0])
         what = "a NUL character" if not code else f"a lone surrogate (U+{code:04X})"
         if 0xDC80 <= code <= 0xDCFF:
-            what = (
-                f"a byte that is not text in the file's encoding (0x{code - 0xDC00:02X}) or a lone surrogate"
-            )
+            what = f"a byte that is not text in the file's encoding (0x{code - 0xDC00:02X}) or a lone surrogate"
         raise BadRecord(f"{where} holds {what} at character {found.start() + 1}")
     return text
 

@@ -247,9 +247,7 @@ def _clipped(value: object, room: int) -> Iterator[str]:
     while stack and room > 0:
         item = stack.pop()
         if isinstance(item, dict):
-            stack.extend(
-                part for pair in reversed(list(item.items())[:room]) for part in (pair[1], f"{pair[0]}: ")
-            )
+            stack.extend(part for pair in reversed(list(item.items())[:room]) for part in (pair[1], f"{pair[0]}: "))
             continue
         if isinstance(item, list):
             stack.extend(reversed(item[:room]))

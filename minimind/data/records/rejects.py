@@ -49,9 +49,7 @@ class Tally:
         """``counts`` are those of the source so far, this chunk included."""
         for reject in encoded.rejects:
             self._write(reject)
-        self.first += [reject for reject in encoded.rejects if not reject.too_long][
-            : _SHOWN - len(self.first)
-        ]
+        self.first += [reject for reject in encoded.rejects if not reject.too_long][: _SHOWN - len(self.first)]
         bad = counts.rejected - counts.too_long
         if not self.skip_bad and len(self.first) >= _SHOWN:
             raise self._error(f"at least {bad:,}", counts)
@@ -67,11 +65,7 @@ class Tally:
         if not counts.records:
             raise UserError(f"{name}: holds no record (only white space)")
         if not counts.used:
-            why = (
-                "are too long; raise max_seq_length"
-                if counts.too_long
-                else f"are rejected, see {self.quarantine}"
-            )
+            why = "are too long; raise max_seq_length" if counts.too_long else f"are rejected, see {self.quarantine}"
             raise UserError(f"{name}: nothing to train on: all {counts.records:,} records {why}")
 
     def _write(self, reject: Reject) -> None:

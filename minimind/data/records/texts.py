@@ -34,9 +34,7 @@ def read_texts(
             yield from _texts_of(source, tally, fields or Fields(), encoding, allow_special)
 
 
-def _texts_of(
-    source: Source, tally: Tally, fields: Fields, encoding: str | None, allow_special: bool
-) -> Iterator[str]:
+def _texts_of(source: Source, tally: Tally, fields: Fields, encoding: str | None, allow_special: bool) -> Iterator[str]:
     seen = Encoded()
     for chunk in read_chunks(source, fields.format, encoding):
         seen.rejects.clear()

@@ -52,9 +52,7 @@ def locked(path: Path, say: Say) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            holder = (
-                file.read(20).decode("ascii", "replace").strip()
-            )  # nothing yet, if it has only just begun
+            holder = file.read(20).decode("ascii", "replace").strip()  # nothing yet, if it has only just begun
             who = f"process {holder}" if holder else "another process"
             say(f"waiting: {who} is preparing the same data ({path})")
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -36,12 +36,7 @@ from minimind.data.store.rooms import default_cache, room
 MANIFEST = "manifest.json"
 VERSION = 1
 KINDS = ("pretrain", "sft")
-COLUMNS: Mapping[str, Any] = {
-    "offsets": np.int64,
-    "source_file": np.int32,
-    "source_line": np.int64,
-    "bytes": np.int32,
-}
+COLUMNS: Mapping[str, Any] = {"offsets": np.int64, "source_file": np.int32, "source_line": np.int64, "bytes": np.int32}
 _COUNTS = ("vocab_size", "documents", "tokens", "trainable_tokens", "bytes")
 _BLOCK = 1 << 22  # numbers looked at at once
 _SETTLED_SECONDS = 2.0
@@ -56,9 +51,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 def file_names(kind: str) -> set[str]:
     """The arrays' files in a store of this kind, without the manifest."""
-    return {"tokens.bin", *(f"{name}.npy" for name in COLUMNS)} | (
-        {"trainable.bin"} if kind == "sft" else set()
-    )
+    return {"tokens.bin", *(f"{name}.npy" for name in COLUMNS)} | ({"trainable.bin"} if kind == "sft" else set())
 
 
 def read_manifest(path: Path) -> tuple[dict[str, Any], str]:
@@ -82,9 +75,7 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], str]:
     if not whole:
         raise UserError(f"{path / MANIFEST} is damaged; {_AGAIN}")
     if version != VERSION:
-        raise UserError(
-            f"{path} has format version {version}, this program reads {VERSION}; prepare it again"
-        )
+        raise UserError(f"{path} has format version {version}, this program reads {VERSION}; prepare it again")
     return manifest, hashlib.sha256(text).hexdigest()
 
 
@@ -93,19 +84,14 @@ def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     manifest, digest = read_manifest(path)
     with contextlib.ExitStack() as stack:
         files = {name: _open(path, name, size, stack) for name, size in sorted(manifest["files"].items())}
-        arrays = {
-            name.partition(".")[0]: _mapped(path / name, file, manifest) for name, file in files.items()
-        }
+        arrays = {name.partition(".")[0]: _mapped(path / name, file, manifest) for name, file in files.items()}
         began = time.time()
         stats = [os.fstat(file.fileno()) for file in files.values()]
         stamp = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
         memo = _memo(hashlib.sha256(json.dumps([digest, stamp]).encode()).hexdigest())
         if memo is None or not memo.is_file():
             _verify(path, manifest, files, arrays)
-            if (
-                memo is not None
-                and began - max(max(s.st_mtime, s.st_ctime) for s in stats) > _SETTLED_SECONDS
-            ):
+            if memo is not None and began - max(max(s.st_mtime, s.st_ctime) for s in stats) > _SETTLED_SECONDS:
                 with contextlib.suppress(OSError):  # only a memo: without it the files are read again
                     write_durably(memo, "")
     return manifest, arrays
@@ -184,9 +170,7 @@ def _verify(
             raise UserError(f"{path / name}: holds numbers that no store holds; {_AGAIN}")
 
 
-def _rules(
-    manifest: Mapping[str, Any], arrays: Mapping[str, Array]
-) -> Iterator[tuple[str, Callable[[], bool]]]:
+def _rules(manifest: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[tuple[str, Callable[[], bool]]]:
     """What must hold of each file's numbers, so that no index leads out of an array."""
     documents, tokens, offsets = manifest["documents"], manifest["tokens"], arrays["offsets"]
     yield (
@@ -198,21 +182,14 @@ def _rules(
             and all((np.diff(offsets[i : i + _BLOCK + 1]) >= 2).all() for i in range(0, documents, _BLOCK))
         ),
     )
-    yield (
-        "tokens.bin",
-        lambda: all(block.max() < manifest["vocab_size"] for block in _blocks(arrays["tokens"])),
-    )
+    yield ("tokens.bin", lambda: all(block.max() < manifest["vocab_size"] for block in _blocks(arrays["tokens"])))
     yield (
         "source_file.npy",
         lambda: all(
-            block.min() >= 0 and block.max() < len(manifest["sources"])
-            for block in _blocks(arrays["source_file"])
+            block.min() >= 0 and block.max() < len(manifest["sources"]) for block in _blocks(arrays["source_file"])
         ),
     )
-    yield (
-        "bytes.npy",
-        lambda: sum(int(block.sum()) for block in _blocks(arrays["bytes"])) == manifest["bytes"],
-    )
+    yield ("bytes.npy", lambda: sum(int(block.sum()) for block in _blocks(arrays["bytes"])) == manifest["bytes"])
     flags = arrays.get("trainable")
     if flags is None:
         yield MANIFEST, lambda: manifest["trainable_tokens"] == tokens - documents

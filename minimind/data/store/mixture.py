@@ -53,9 +53,7 @@ class Mixture:
         self.rows = _joined(packed)
         self._sizes = [rows.num_rows for rows in packed]
         self._row_ends = np.cumsum(self._sizes)
-        self._taken = [
-            max(1, round(part.weight * size)) for part, size in zip(parts, self._sizes, strict=True)
-        ]
+        self._taken = [max(1, round(part.weight * size)) for part, size in zip(parts, self._sizes, strict=True)]
 
     @property
     def num_rows(self) -> int:
@@ -73,8 +71,7 @@ class Mixture:
         """A name for each source, no two alike: its path, numbered where one is given twice."""
         paths = [part.path for part in self.parts]
         return [
-            path if paths.count(path) == 1 else f"{path} ({paths[: i + 1].count(path)})"
-            for i, path in enumerate(paths)
+            path if paths.count(path) == 1 else f"{path} ({paths[: i + 1].count(path)})" for i, path in enumerate(paths)
         ]
 
     def sources(self, rows: Ints) -> Ints:

@@ -37,15 +37,7 @@ from minimind.base.display import complain
 from minimind.base.errors import UserError
 from minimind.base.files import is_directory, read_inside
 from minimind.data.read import streams
-from minimind.data.read.sources import (
-    Chunk,
-    Source,
-    chunks_of,
-    container,
-    expand,
-    read_chunks,
-    remove_spool,
-)
+from minimind.data.read.sources import Chunk, Source, chunks_of, container, expand, read_chunks, remove_spool
 from minimind.data.records.conversations import Fields, Kind
 from minimind.data.records.encoding import Counts, Options, encode_chunk, kind_of_first
 from minimind.data.records.rejects import Tally
@@ -102,9 +94,7 @@ def prepare(
         options = Options(kind, max_seq_length, fields, allow_special)
         job = Job(tokenizer, options, skip_bad, max_bad_ratio, encoding, workers or default_workers(), say)
         hashes = [content_hash(source, cache) for source in sources]
-        key = job.key(
-            [(Path(source.name).name, digest) for source, digest in zip(sources, hashes, strict=True)]
-        )
+        key = job.key([(Path(source.name).name, digest) for source, digest in zip(sources, hashes, strict=True)])
         store = output or room(cache, "stores") / f"{_slug(sources[0].name)}-{key[:16]}"
         with _failing_clearly(store):
             store.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +140,7 @@ class Job:
         """Build the store; one that is there already goes when the new one is finished, not before."""
         self.build(sources, hashes, store, key, replace=_is_old_store(store))
 
-    def build(
-        self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str, replace: bool
-    ) -> None:
+    def build(self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str, replace: bool) -> None:
         started = time.monotonic()
         heads = [streams.inspect(source.path, source.name, self.encoding) for source in sources]
         for head in heads:
@@ -219,10 +207,7 @@ class Job:
         notes = (
             (total.rejected - total.too_long, f"bad records left out, see {store}.rejected.jsonl"),
             (total.trimmed, "conversations ended without an answer: those last turns were cut off"),
-            (
-                total.shortened,
-                f"conversations lost their first turns to max_seq_length {self.options.max_seq_length}",
-            ),
+            (total.shortened, f"conversations lost their first turns to max_seq_length {self.options.max_seq_length}"),
             (total.answers_cut, "answers lost their end, because no whole exchange fits max_seq_length"),
             (total.too_long, f"conversations have no answer that fits: left out, see {store}.rejected.jsonl"),
         )
@@ -231,16 +216,12 @@ class Job:
                 self.say(f"  {number:,} {what}")
 
 
-def _gathered(
-    files: Sequence[Path | str], cache: Path, stack: contextlib.ExitStack, say: Say
-) -> list[Source]:
+def _gathered(files: Sequence[Path | str], cache: Path, stack: contextlib.ExitStack, say: Say) -> list[Source]:
     spool = room(cache, "spool") / f"{os.getpid()}-{secrets.token_hex(8)}"
     stack.callback(remove_spool, spool)
     sources, ignored = expand(files, spool)
     if ignored:
-        say(
-            f"left out {len(ignored)} files of other types: {', '.join(ignored[:5] + ['...'] * (len(ignored) > 5))}"
-        )
+        say(f"left out {len(ignored)} files of other types: {', '.join(ignored[:5] + ['...'] * (len(ignored) > 5))}")
     if not sources:
         raise UserError("no file to prepare: name at least one")
     return sources

@@ -64,9 +64,7 @@ class TokenStore:
         self.num_trainable: int = manifest["trainable_tokens"]
         self.num_bytes: int = manifest["bytes"]
         self.tokens: Array = arrays["tokens"]
-        self.offsets, self._source_file, self._source_line, self.document_bytes = (
-            arrays[name] for name in COLUMNS
-        )
+        self.offsets, self._source_file, self._source_line, self.document_bytes = (arrays[name] for name in COLUMNS)
         self.trainable_mask: Array | None = arrays.get("trainable")
 
     @classmethod
@@ -122,16 +120,12 @@ class StoreWriter:
     Every failure of the disk removes what was written and raises a UserError that says so.
     """
 
-    def __init__(
-        self, path: str | Path, vocab_size: int, kind: Kind = "pretrain", replace: bool = False
-    ) -> None:
+    def __init__(self, path: str | Path, vocab_size: int, kind: Kind = "pretrain", replace: bool = False) -> None:
         self.path = Path(path)
         self._replace = replace
         self.kind: Kind = kind
         self.vocab_size = vocab_size
-        self._building = self.path.with_name(
-            f"{_building_prefix(self.path)}{os.getpid()}-{secrets.token_hex(4)}"
-        )
+        self._building = self.path.with_name(f"{_building_prefix(self.path)}{os.getpid()}-{secrets.token_hex(4)}")
         self._files: dict[str, _File] = {}
         self._pending = _Pending()
         self._totals = {"documents": 0, "tokens": 0, "trainable_tokens": 0, "bytes": 0}
@@ -156,9 +150,7 @@ class StoreWriter:
         """Append one document: its full ids and, for kind "sft" only, a flag for each. Two tokens at least."""
         if len(tokens) < 2:
             raise ValueError(f"a document of {len(tokens)} tokens holds nothing to predict")
-        if (trainable is not None) != (self.kind == "sft") or (
-            trainable is not None and len(trainable) != len(tokens)
-        ):
+        if (trainable is not None) != (self.kind == "sft") or (trainable is not None and len(trainable) != len(tokens)):
             raise ValueError('a document of kind "sft" needs one trainable flag a token, "pretrain" none')
         self._pending.add(tokens, trainable, (len(tokens), file_index, line, num_bytes))
         if self._pending.num_tokens >= _FLUSH_TOKENS:
@@ -243,9 +235,7 @@ class StoreWriter:
         except OSError as error:
             self.abort()
             reason = error.strerror or str(error)
-            raise UserError(
-                f"{self.path}: cannot be written: {reason}; free space or name another place"
-            ) from error
+            raise UserError(f"{self.path}: cannot be written: {reason}; free space or name another place") from error
 
 
 class _Pending:
@@ -258,10 +248,7 @@ class _Pending:
         self.num_tokens = 0
 
     def add(
-        self,
-        tokens: Sequence[int] | Array,
-        trainable: Sequence[bool] | Array | None,
-        row: tuple[int, int, int, int],
+        self, tokens: Sequence[int] | Array, trainable: Sequence[bool] | Array | None, row: tuple[int, int, int, int]
     ) -> None:
         self.tokens.append(np.asarray(tokens))
         if trainable is not None:

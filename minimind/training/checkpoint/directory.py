@@ -73,9 +73,7 @@ def publish(temporary: Path, final: Path, manifest: dict[str, Any]) -> None:
     sealed = {**manifest, "seal": _seal(manifest)}
     write_durably(temporary / MANIFEST, json.dumps(sealed, indent=1))
     aside = None
-    if os.path.lexists(
-        final
-    ):  # an earlier save of this step, from before a resume, or something of the user's
+    if os.path.lexists(final):  # an earlier save of this step, from before a resume, or something of the user's
         aside = _put_aside(final)
     try:
         os.rename(temporary, final)
@@ -264,15 +262,11 @@ def resolve_resume(where: Path) -> tuple[Checkpoint, list[Finding]]:
     Raises UserError when there is none that is complete.
     """
     if (where / "checkpoints").is_symlink():
-        raise UserError(
-            f"{where / 'checkpoints'}: a symbolic link, which is not followed; put the directory there"
-        )
+        raise UserError(f"{where / 'checkpoints'}: a symbolic link, which is not followed; put the directory there")
     if _NAME.fullmatch(where.name):
         reason = problem(where)
         if reason is not None:
-            raise UserError(
-                f"{where}: this checkpoint can't be used: {reason}; give the run directory instead"
-            )
+            raise UserError(f"{where}: this checkpoint can't be used: {reason}; give the run directory instead")
         return Checkpoint(where, int(where.name[5:])), []
     checkpoint, rejected = find_checkpoint(where)
     if checkpoint is None:

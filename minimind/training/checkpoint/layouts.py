@@ -60,9 +60,7 @@ class Layout:
 
     def __str__(self) -> str:
         offload = ", CPU offload" if self.offload else ""
-        return (
-            f"{self.ranks} rank{'s' * (self.ranks > 1)}, {self.precision}, ZeRO stage {self.stage}{offload}"
-        )
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)}, {self.precision}, ZeRO stage {self.stage}{offload}"
 
 
 @dataclass(frozen=True)
@@ -125,9 +123,7 @@ def read_model_states(directory: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """A file of tensors, mapped instead of read where its format allows."""
-    saved: dict[str, Any] = torch.load(
-        path, map_location="cpu", weights_only=False, mmap=zipfile.is_zipfile(path)
-    )
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=zipfile.is_zipfile(path))
     return saved
 
 
@@ -151,13 +147,9 @@ def read_portable(directory: Path, groups: Sequence[Sequence[Block]]) -> Portabl
                 continue
             for name, tensor in block.cut(value).items():
                 state.moments.setdefault(name, {})[key] = tensor
-    expected = {
-        name: tuple(shape) for group in groups for block in group for name, shape in block.shapes.items()
-    }
+    expected = {name: tuple(shape) for group in groups for block in group for name, shape in block.shapes.items()}
     if {name: tuple(tensor.shape) for name, tensor in state.masters.items()} != expected:
-        raise UserError(
-            f"{directory}: this checkpoint is of another model: its parameters differ; start a new run"
-        )
+        raise UserError(f"{directory}: this checkpoint is of another model: its parameters differ; start a new run")
     return state
 
 
@@ -189,8 +181,10 @@ def _slices(saved: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[_Pi
         paddings = shards[0].get("param_alignment_paddings")
         master = torch.cat([shard["single_partition_of_fp32_groups"][index] for shard in shards])
         states = [shard["base_optimizer_state"]["state"].get(index, {}) for shard in shards]
-        values = {key: torch.cat([state[key] for state in states]) if _is_moment(value) else value
-                  for key, value in states[0].items()}  # fmt: skip
+        values = {
+            key: torch.cat([state[key] for state in states]) if _is_moment(value) else value
+            for key, value in states[0].items()
+        }
         yield Block(shapes, paddings[index] if paddings else ()), master, values
 
 
@@ -208,9 +202,7 @@ def _refuse_quantized(directory: Path, layout: Layout, values: Mapping[str, Any]
 
 
 @torch.no_grad()
-def fill(
-    optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[Block]], state: PortableState, part: int
-) -> None:
+def fill(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[Block]], state: PortableState, part: int) -> None:
     """Put masters, moments and step into ``optimizer``, whose parameters are the masters of ``groups``' blocks.
 
     ``part``: which of a block's equal slices is this rank's (0 at stage 0). Hyperparameters stay as they are.

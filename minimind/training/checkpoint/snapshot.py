@@ -102,10 +102,7 @@ class Snapshot:
     @property
     def num_bytes(self) -> int:
         """Bytes to write, without torch.save's headers (some hundred bytes by tensor)."""
-        return sum(
-            len(content) if isinstance(content, bytes) else content.num_bytes
-            for content in self.files.values()
-        )
+        return sum(len(content) if isinstance(content, bytes) else content.num_bytes for content in self.files.values())
 
     def write(self, directory: Path, beat: Callable[[], None] = lambda: None) -> dict[str, FileFacts]:
         """Write all files below ``directory`` and sync them to the disk; what was written, by name.

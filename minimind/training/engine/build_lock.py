@@ -23,20 +23,7 @@ from typing import Literal
 
 NAME = "lock"
 # File systems of one machine. On any other (nfs, cifs, lustre, ceph, fuse, 9p...) the holder may be on another one.
-LOCAL = (
-    "ext2",
-    "ext3",
-    "ext4",
-    "xfs",
-    "btrfs",
-    "zfs",
-    "f2fs",
-    "bcachefs",
-    "jfs",
-    "tmpfs",
-    "ramfs",
-    "overlay",
-)
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "tmpfs", "ramfs", "overlay")
 FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the machine's own (include/linux/proc_ns.h, PROC_PID_INIT_INO)
 
 

@@ -163,13 +163,12 @@ def clear(directory: Path, say: Say) -> None:
             lock.unlink(missing_ok=True)
             return
         sentence = _sentence(verdict, lock)
-        if (
-            verdict == last and sentence != told
-        ):  # a cached op is loaded, and its lock gone, between two looks
+        if verdict == last and sentence != told:  # a cached op is loaded, and its lock gone, between two looks
             say(told := sentence)
         if verdict.state == "unseen" and _minutes_since_a_write(directory) > QUIET_MINUTES:
-            raise UserError(f"{lock}: {verdict.who}, and nothing was written beside it for {QUIET_MINUTES} minutes; "
-                            f"{advice(lock)}")  # fmt: skip
+            raise UserError(
+                f"{lock}: {verdict.who}, and nothing was written beside it for {QUIET_MINUTES} minutes; {advice(lock)}"
+            )
         last = verdict
         time.sleep(PERIOD)
 

@@ -37,31 +37,48 @@ PRIVATE: dict[str, tuple[str, ...] | None] = {
     f"{_ENGINE}.buffered_allreduce_fallback": ("self", "grads", "elements_per_buffer"),
     f"{_ENGINE}._copy_recovery_script": ("self", "save_path"),
     f"{_ENGINE}.save_checkpoint": (
-        "self", "save_dir", "tag", "client_state", "save_latest", "exclude_frozen_parameters",
+        "self",
+        "save_dir",
+        "tag",
+        "client_state",
+        "save_latest",
+        "exclude_frozen_parameters",
     ),
     f"{_ZERO}._update_scale": ("self", "has_overflow"),
     f"{_ZERO}.step": ("self", "closure"),
     f"{_BF16}.step": ("self", "closure"),
     f"{_SCALER}.update_scale": ("self", "overflow"),
     f"{_SCALER}.__init__": (
-        "self", "init_scale", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis",
-        "raise_error_at_min_scale", "dtype",
+        "self",
+        "init_scale",
+        "scale_window",
+        "min_scale",
+        "delayed_shift",
+        "consecutive_hysteresis",
+        "raise_error_at_min_scale",
+        "dtype",
     ),
     "deepspeed.runtime.checkpoint_engine.checkpoint_engine:CheckpointEngine.makedirs": None,
     "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine:TorchCheckpointEngine.save": (
-        "self", "state_dict", "path",
+        "self",
+        "state_dict",
+        "path",
     ),
     "deepspeed.ops.adam:DeepSpeedCPUAdam.step": None,
-}  # fmt: skip
+}
 
 # What is read from the optimizer's wrapper, by the name of its class
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "DeepSpeedZeroOptimizer": (
-        "averaged_gradients", "clip_grad", "dynamic_loss_scale", "loss_scaler", "round_robin_bit16_groups",
+        "averaged_gradients",
+        "clip_grad",
+        "dynamic_loss_scale",
+        "loss_scaler",
+        "round_robin_bit16_groups",
         "round_robin_bit16_padding",
     ),
     "BF16_Optimizer": ("bf16_groups", "clip_grad"),
-}  # fmt: skip
+}
 
 
 def version_problem(installed: str | None = None) -> str | None:

@@ -106,12 +106,7 @@ def start_processes(emulate_fp16: bool = False) -> None:
 class Engine:
     """A DeepSpeed engine around ``model``, with the corrections of this module's docstring."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        resolved: Resolved,
-        factor: Callable[[int], float],
-    ) -> None:
+    def __init__(self, model: nn.Module, resolved: Resolved, factor: Callable[[int], float]) -> None:
         """Build optimizer, ZeRO wrapper and schedule. ``factor``: share of the peak rate by applied step."""
         self.resolved = resolved
         self.control = Control()
@@ -282,8 +277,11 @@ class Engine:
         """By DeepSpeed, which takes settings too; the present ones are put back."""
         groups = self.ds.basic_optimizer.param_groups
         fresh = [_settings(group) for group in groups]
-        mine = {name: getattr(self.optimizer, name) for name in ("clip_grad", "dynamic_loss_scale")
-                if hasattr(self.optimizer, name)}  # fmt: skip
+        mine = {
+            name: getattr(self.optimizer, name)
+            for name in ("clip_grad", "dynamic_loss_scale")
+            if hasattr(self.optimizer, name)
+        }
         path, _ = self.ds.load_checkpoint(str(directory), tag=CHECKPOINT_TAG, load_lr_scheduler_states=False)
         if path is None:
             raise RuntimeError(f"{directory}: DeepSpeed loaded nothing")
@@ -311,9 +309,7 @@ class Engine:
             "round_robin_bit16_groups",
             "bf16_groups",
         )  # ZeRO, BF16_Optimizer; at stage 0 the parameters themselves
-        groups = next(
-            (getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name)), basic
-        )
+        groups = next((getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name)), basic)
         shapes = [{self.ds.param_names[p]: tuple(p.shape) for p in group} for group in groups]
         if not self.resolved.stage:
             return [[Block({name: shape}) for name, shape in group.items()] for group in shapes]
@@ -352,9 +348,7 @@ def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimiz
 
         params = {name: spec.params[name] for name in ("lr", "betas", "eps") if name in spec.params}
         groups = parameter_groups(model, spec.type, spec.params)
-        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            groups, adamw_mode=spec.type.lower() == "adamw", **params
-        )
+        cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=spec.type.lower() == "adamw", **params)
         cpu_adam.register_step_pre_hook(_forget_bias_corrections)
         return cpu_adam
     return build_optimizer(model, spec.type, spec.params)

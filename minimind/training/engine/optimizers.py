@@ -32,14 +32,9 @@ def parameter_groups(model: nn.Module, optimizer_type: str, params: dict[str, An
     body = [parameter for name, parameter in named if is_body_matrix(name, parameter)]
     rest = [parameter for name, parameter in named if not is_body_matrix(name, parameter)]
     decay = params.get("weight_decay", 0.0)
-    groups: list[dict[str, Any]] = [
-        {"params": body, "weight_decay": decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = [{"params": body, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
     if optimizer_type.lower() == "muon":
-        groups[0].update(
-            lr=params.get("muon_lr", params["lr"]), use_muon=True, shapes=[tuple(p.shape) for p in body]
-        )
+        groups[0].update(lr=params.get("muon_lr", params["lr"]), use_muon=True, shapes=[tuple(p.shape) for p in body])
         groups[1].update(lr=params.get("adam_lr", params["lr"]), use_muon=False)
     return [group for group in groups if group["params"]]
 
@@ -86,9 +81,7 @@ def _adamw8bit(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.op
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
-        raise UserError(
-            "AdamW8bit needs bitsandbytes, which is not installed; pip install bitsandbytes"
-        ) from error
+        raise UserError("AdamW8bit needs bitsandbytes, which is not installed; pip install bitsandbytes") from error
     optimizer: torch.optim.Optimizer = AdamW8bit(groups, **_pick(params, "lr", "betas", "eps"))
     return optimizer
 

@@ -62,10 +62,7 @@ def next_rung(
     """The rung to take; None: stop. ``fixed_scale``: fp16 whose scale is fixed already."""
     if not config.enabled or len(past) >= config.max_rollbacks:
         return None
-    useless = {
-        "fixed-scale": precision != "fp16" or fixed_scale,
-        "fp32": precision == "fp32",
-    }
+    useless = {"fixed-scale": precision != "fp16" or fixed_scale, "fp32": precision == "fp32"}
     first = RUNGS.index(past[-1].rung) + 1 if _same_trouble(trouble, past, config) else 0
     return next((rung for rung in RUNGS[first:] if not useless.get(rung, False)), None)
 
@@ -131,10 +128,7 @@ def read_rollbacks(run_dir: Path, step: int) -> list[Rollback]:
         records = json.loads(read_inside(run_dir, FILE_NAME))["rollbacks"]
     except FileNotFoundError:
         return []
-    every = [
-        Rollback(**{**record, "skipped": record["skipped"] and tuple(record["skipped"])})
-        for record in records
-    ]
+    every = [Rollback(**{**record, "skipped": record["skipped"] and tuple(record["skipped"])}) for record in records]
     # A later rollback may go back further: from its step on, the earlier ones hold too.
     begins = [min(later.to_step for later in every[i:]) for i in range(len(every))]
     return [rollback for rollback, begin in zip(every, begins, strict=True) if begin <= step]
@@ -148,11 +142,9 @@ def write_rollbacks(run_dir: Path, rollbacks: Sequence[Rollback]) -> None:
 
 def describe_rollback(rollback: Rollback) -> Finding:
     """The finding that tells of it."""
-    done = {
-        "rollback": f"learning rate x {rollback.lr_factor:g}",
-        "fixed-scale": "a fixed loss scale",
-        "fp32": "fp32",
-    }[rollback.rung]
+    done = {"rollback": f"learning rate x {rollback.lr_factor:g}", "fixed-scale": "a fixed loss scale", "fp32": "fp32"}[
+        rollback.rung
+    ]
     parts = [f"back to step {rollback.to_step}", done, f"{rollback.rewarmup_steps} steps of warmup"]
     if rollback.skipped:
         first, last = rollback.skipped
@@ -160,8 +152,6 @@ def describe_rollback(rollback: Rollback) -> Finding:
     return Finding(
         code="rolled-back",
         message=f"{rollback.message}; rollback {rollback.number}: {', '.join(parts)}",
-        advice=f"look at {rollback.samples[0]} and what is beside it in {FILE_NAME}"
-        if rollback.samples
-        else "",
+        advice=f"look at {rollback.samples[0]} and what is beside it in {FILE_NAME}" if rollback.samples else "",
         step=rollback.trouble_step,
     )

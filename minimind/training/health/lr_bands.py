@@ -40,11 +40,7 @@ def usual_band(
     low, high = _adam_band(num_parameters, config)
     source = f"AdamW at {num_parameters / 1e6:.3g}M parameters"
     if optimizer_type.lower() == "lion":  # three to ten times below AdamW's
-        low, high, source = (
-            low / 10,
-            high / 3,
-            f"{source}; for Lion 3 to 10 times lower, arXiv 2302.06675 section 5",
-        )
+        low, high, source = (low / 10, high / 3, f"{source}; for Lion 3 to 10 times lower, arXiv 2302.06675 section 5")
     elif optimizer_type.lower() == "muon":
         source += "; Muon's own muon_lr starts from 0.02, kellerjordan.github.io/posts/muon"
     return _for_kind(low, high, source, kind)

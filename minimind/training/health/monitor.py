@@ -57,11 +57,7 @@ class Health:
         """
         if not self.thresholds.enabled:
             return []
-        found = [
-            *self._precision(metrics),
-            *self._gradients(metrics),
-            *self._machine(metrics, memory_bytes, data_wait),
-        ]
+        found = [*self._precision(metrics), *self._gradients(metrics), *self._machine(metrics, memory_bytes, data_wait)]
         found += self._loss(metrics)
         return _news(found, self.episodes, self.thresholds.heal_steps, metrics.step)
 
@@ -96,19 +92,11 @@ class Health:
         if not state:
             return health
         for name in WINDOWS:
-            getattr(health, name).extend(
-                tuple(value) if isinstance(value, list) else value for value in state[name]
-            )
+            getattr(health, name).extend(tuple(value) if isinstance(value, list) else value for value in state[name])
         for name in NUMBERS:
             setattr(health, name, state[name])
-        health.loss_blocks, health.memory_blocks = (
-            Blocks(**state["loss_blocks"]),
-            Blocks(**state["memory_blocks"]),
-        )
-        health.episodes, health.evaluation_episodes = (
-            dict(state["episodes"]),
-            dict(state["evaluation_episodes"]),
-        )
+        health.loss_blocks, health.memory_blocks = (Blocks(**state["loss_blocks"]), Blocks(**state["memory_blocks"]))
+        health.episodes, health.evaluation_episodes = (dict(state["episodes"]), dict(state["evaluation_episodes"]))
         return health
 
     def _precision(self, metrics: StepMetrics) -> list[Finding]:
@@ -156,9 +144,7 @@ class Health:
         small = bool(self.norms) and median(self.norms) < config.grad_norm_band[0]
         return [*found, *swings, *band, *([] if small else flat)]
 
-    def _machine(
-        self, metrics: StepMetrics, memory_bytes: int | None, data_wait: float | None
-    ) -> list[Finding]:
+    def _machine(self, metrics: StepMetrics, memory_bytes: int | None, data_wait: float | None) -> list[Finding]:
         """Pace, data and memory. The recorder spreads an interval's pace over its steps, by their tokens."""
         config, found = self.thresholds, []
         tokens, self.tokens = metrics.tokens - self.tokens, metrics.tokens

@@ -198,13 +198,9 @@ def grad_norm_band(norms: Sequence[float], flat: bool, config: HealthConfig) -> 
     low, high = config.grad_norm_band
     middle = median(norms)
     values = {"grad_norm": middle, "steps": len(norms), "low": low, "high": high}
-    seen = (
-        f"gradient norm {middle:.3g} (median of {len(norms)} steps) is outside the usual {low:g} to {high:g}"
-    )
+    seen = f"gradient norm {middle:.3g} (median of {len(norms)} steps) is outside the usual {low:g} to {high:g}"
     if middle > high:
-        return Finding(
-            "grad-norm-above-band", seen, "lower the learning rate or enlarge the batch", values=values
-        )
+        return Finding("grad-norm-above-band", seen, "lower the learning rate or enlarge the batch", values=values)
     if middle < low and flat:
         advice = "raise the learning rate; under fp16 also raise initial_scale_power"
         return Finding("grad-norm-below-band", f"{seen} and the loss does not fall", advice, values=values)
@@ -267,9 +263,7 @@ def memory_growth(blocks: Blocks, config: HealthConfig) -> Finding | None:
 def data_stall(waits: Sequence[tuple[float, float]], config: HealthConfig) -> Finding | None:
     """``waits``: (seconds waited for data, seconds of the step)."""
     waited, total = sum(w for w, _ in waits), sum(s for _, s in waits)
-    if len(waits) < config.data_wait_steps or waited < max(
-        config.data_wait_seconds, config.data_wait * total
-    ):
+    if len(waits) < config.data_wait_steps or waited < max(config.data_wait_seconds, config.data_wait * total):
         return None
     return Finding(
         "data-stall",

@@ -68,9 +68,7 @@ class Watch:
     def scale_exhausted(self, step: int) -> Trouble:
         """An overflow at the smallest loss scale: waiting can't help."""
         onset = self.onset or step
-        return Trouble(
-            "overflow", step, onset, f"gradients overflow at the smallest loss scale since step {onset}"
-        )
+        return Trouble("overflow", step, onset, f"gradients overflow at the smallest loss scale since step {onset}")
 
     def check_parameters(self, step: int, broken: list[str]) -> Trouble | None:
         """``broken``: names of the parameters that are not finite after ``step``."""

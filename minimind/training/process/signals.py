@@ -36,9 +36,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self.training = False  # from then on a stop waits for the end of the step
-        self.hung = (
-            False  # a rank hangs: the watchdog ends this process, whatever its threads meet until then
-        )
+        self.hung = False  # a rank hangs: the watchdog ends this process, whatever its threads meet until then
         self.name = ""  # of the first signal
         self._interrupts = 0
         self._watching = False

@@ -106,10 +106,7 @@ class Pace:
 
     def overdue(self) -> Silence | None:
         """The thread that has been silent for the longest beyond its limit."""
-        silences = [
-            Silence(phase, self._now - since, self.limit(phase))
-            for phase, since in list(self._beats.values())
-        ]
+        silences = [Silence(phase, self._now - since, self.limit(phase)) for phase, since in list(self._beats.values())]
         late = [silence for silence in silences if silence.seconds > silence.limit]
         return max(late, key=lambda silence: silence.seconds - silence.limit, default=None)
 
@@ -207,9 +204,7 @@ class Watchdog:
         return str(path)
 
 
-def attended(
-    period: float, over: threading.Event, clock: Callable[[], float] = time.monotonic
-) -> Iterator[float]:
+def attended(period: float, over: threading.Event, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
     """Seconds that passed from look to look, one about every ``period`` until ``over``; at most two periods each."""
     last = clock()
     while not over.wait(period):

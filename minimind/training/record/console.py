@@ -118,24 +118,14 @@ def header_rows(s: RunSummary) -> list[tuple[str, str]]:
     zero = f"ZeRO {s.zero_stage}" + (" with CPU offload" if s.offload else "") if s.zero_stage else "no ZeRO"
     clip = f"clipping {s.gradient_clipping:g}" if s.gradient_clipping else "no clipping"
     start = f", going on after step {s.resumed_step:,}" if s.resumed_step else ""
-    time = (
-        f"about {duration(s.expected_seconds)}"
-        if s.expected_seconds is not None
-        else f"time {NA} before it runs"
-    )
+    time = f"about {duration(s.expected_seconds)}" if s.expected_seconds is not None else f"time {NA} before it runs"
     memory = f", about {s.memory_bytes / 2**30:.2f} GiB" if s.memory_bytes is not None else ""
     return [
         ("model", f"{s.model}, {s.parameters:,} parameters, vocabulary {s.vocab_size:,}"),
-        (
-            "data",
-            f"{s.rows:,} rows of {s.row_length}, {s.fill:.1%} full, {count(s.epoch_tokens)} trainable tokens",
-        ),
+        ("data", f"{s.rows:,} rows of {s.row_length}, {s.fill:.1%} full, {count(s.epoch_tokens)} trainable tokens"),
         *([("", f"from {s.data}")] if s.data is not None else []),
         *(
-            (
-                "",
-                f"{part['weight']:g} x {part['path']}: {part['epoch_rows']:,} rows an epoch of {part['rows']:,}",
-            )
+            ("", f"{part['weight']:g} x {part['path']}: {part['epoch_rows']:,} rows an epoch of {part['rows']:,}")
             for part in s.sources or ()
         ),
         ("step", f"{s.rows_per_step} rows = {s.tokens_per_step:,} tokens ({split})"),
@@ -165,10 +155,7 @@ def next_steps(summary: RunSummary, ending: Ending) -> list[tuple[str, str]]:
     # Which conversations nobody has said yet, and a line without them would train on the built-in ones.
     config = advised_config(summary.deepspeed_config, "sft", summary.precision)
     options = typed("--model", run, "--deepspeed_config", config)
-    tune = (
-        "tune",
-        summary.tune_command or f"give conversations to launch/sft.py: --train-file, with {options}",
-    )
+    tune = ("tune", summary.tune_command or f"give conversations to launch/sft.py: --train-file, with {options}")
     return [model, ("try", f"{typed('minimind', 'generate', run)} --prompt '...'"), tune, look]
 
 
@@ -234,9 +221,7 @@ class ConsoleLog:
         self.stop_line()
         done = [f"{ending.reason} after {duration(ending.seconds)}"]
         if ending.last is not None:
-            done.append(
-                f"step {ending.last.step}/{self._total}, {count(ending.last.tokens)} tokens trained on"
-            )
+            done.append(f"step {ending.last.step}/{self._total}, {count(ending.last.tokens)} tokens trained on")
             done.append(f"loss {number(ending.last.loss, '.4f')}")
         if ending.evaluated is not None:
             done.append(f"held-out {number(ending.evaluated[1], '.4f')}{_best_note(ending)}")

@@ -90,9 +90,7 @@ class MetricsFile:
         """Write one line. OSError when the disk does not take it; later lines are whole again when it
         does.
         """
-        line = (b"\n" if self._torn else b"") + to_line(
-            record
-        )  # end a torn line, so that only that one is lost
+        line = (b"\n" if self._torn else b"") + to_line(record)  # end a torn line, so that only that one is lost
         self._torn = True
         written = self._file.write(line)
         if written != len(line):

@@ -111,9 +111,7 @@ class RunSummary:
     memory_bytes: int | None = None  # peak per rank, estimated
     expected_seconds: float | None = None
     resumed_step: int | None = None
-    store: str | None = (
-        None  # the training store and the seed: with them `minimind samples` finds a step's lines
-    )
+    store: str | None = None  # the training store and the seed: with them `minimind samples` finds a step's lines
     seed: int | None = None
     sources: list[dict[str, Any]] | None = None  # weighted sources: Mixture.describe()
     eval_remark: str | None = None  # how often it evaluates and why, if it chose that and it is not the usual
@@ -270,9 +268,7 @@ class Metrics:
         self.active = False
         seconds = self._clock() - self._started
         step = self._last.step if self._last else 0
-        self._write(
-            "end", {"step": step, "reason": reason, "seconds": round(seconds, 3), "time": time.time()}
-        )
+        self._write("end", {"step": step, "reason": reason, "seconds": round(seconds, 3), "time": time.time()})
         if self._wandb:
             self._wandb.finish(failed=model is None)
             self._wandb_findings()
@@ -309,9 +305,7 @@ class Metrics:
         summary = self._summary
         if summary is None or summary.eval_steps is None:
             return upto - after
-        return (
-            upto - after + summary.evaluation_cost * evaluations(after, upto, self._total, summary.eval_steps)
-        )
+        return upto - after + summary.evaluation_cost * evaluations(after, upto, self._total, summary.eval_steps)
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -321,6 +315,4 @@ class Metrics:
         except OSError as error:
             if not self._write_failed:  # said once; the numbers still go to the console and to wandb
                 self._write_failed = True
-                self._console.finding(
-                    Finding("metrics-not-written", str(error), "free space; training goes on")
-                )
+                self._console.finding(Finding("metrics-not-written", str(error), "free space; training goes on"))

@@ -110,8 +110,7 @@ class Recorder:
         tokens = sum(result.tokens for result, _ in self._pending)
         speed = tokens / seconds if self._trusted and seconds > 0 else None
         losses = [
-            total / max(result.tokens, 1)
-            for total, (result, _) in zip(sums[: len(own)], self._pending, strict=True)
+            total / max(result.tokens, 1) for total, (result, _) in zip(sums[: len(own)], self._pending, strict=True)
         ]
         reports = [
             self._metrics(loss, result, progress, speed, seconds)

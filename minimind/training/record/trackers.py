@@ -79,9 +79,7 @@ class WandbLog:
             self._jobs.put(None, timeout=FINISH_SECONDS)
         thread.join(FINISH_SECONDS)
         if thread.is_alive():
-            self._tell(
-                "wandb-slow", f"wandb has not finished within {FINISH_SECONDS:.0f} s; the rest stays local"
-            )
+            self._tell("wandb-slow", f"wandb has not finished within {FINISH_SECONDS:.0f} s; the rest stays local")
 
     def _put(self, job: _Job) -> None:
         if self._thread is None:
@@ -150,8 +148,7 @@ def _init(wandb: Any, options: dict[str, Any]) -> Any:
         silent=True,
         console="off",
         disable_git=True,  # environment.json has the revision
-        x_disable_meta=mask_command(sys.argv)
-        != sys.argv,  # it has the command line, and would upload a secret
+        x_disable_meta=mask_command(sys.argv) != sys.argv,  # it has the command line, and would upload a secret
     )
     run = wandb.init(**options, settings=settings)
     run.define_metric("step")

@@ -45,14 +45,10 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--resume", nargs="?", const="", help="go on: from --output-dir, or a run or checkpoint directory"
     )
-    parser.add_argument(
-        "--overfit-one-batch", action="store_true", help="train on the first step's data only"
-    )
+    parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
     if kind == "sft":
-        parser.add_argument(
-            "--model", type=Path, required=True, help="pretrained run, checkpoint or directory"
-        )
+        parser.add_argument("--model", type=Path, required=True, help="pretrained run, checkpoint or directory")
     return with_words(parser, arguments)
 
 
@@ -73,27 +69,17 @@ def own_command(script: str, arguments: argparse.Namespace, ranks: int, hardware
 def common_parser(script: str) -> Parser:
     """The options of every launch script: configuration, data, output."""
     parser = Parser(prog=f"deepspeed launch/{script}.py", allow_abbrev=False)
-    parser.add_argument(
-        "--deepspeed_config", type=Path, required=True, help="DeepSpeed JSON, see ds_configs/"
-    )
+    parser.add_argument("--deepspeed_config", type=Path, required=True, help="DeepSpeed JSON, see ds_configs/")
     parser.add_argument("--config", type=Path, help="YAML with model, data, schedule and run settings")
-    parser.add_argument(
-        "--train-file", type=Path, nargs="+", help="training files; default: the built-in corpus"
-    )
+    parser.add_argument("--train-file", type=Path, nargs="+", help="training files; default: the built-in corpus")
     parser.add_argument("--eval-file", type=Path, nargs="+", help="held-out files")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer directory or .model file")
     parser.add_argument("--output-dir", type=Path, help="run directory")
-    parser.add_argument(
-        "--skip-bad", action="store_true", default=None, help="leave out bad lines, up to a limit"
-    )
+    parser.add_argument("--skip-bad", action="store_true", default=None, help="leave out bad lines, up to a limit")
     _add_reading_options(parser)
-    parser.add_argument(
-        "--emulate-fp16", action="store_true", default=None, help="fp16 on a CPU: for tests, slow"
-    )
+    parser.add_argument("--emulate-fp16", action="store_true", default=None, help="fp16 on a CPU: for tests, slow")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML setting"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a YAML setting")
     parser.add_argument("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # the launcher gives it
     return parser
 

@@ -10,15 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minimind.base.defaults import (
-    CHECKPOINTS,
-    ENVIRONMENT,
-    FINAL,
-    LATEST,
-    RECOVERY,
-    RUN_CONFIG,
-    RUN_JSON,
-)
+from minimind.base.defaults import CHECKPOINTS, ENVIRONMENT, FINAL, LATEST, RECOVERY, RUN_CONFIG, RUN_JSON
 from minimind.base.errors import UserError
 from minimind.base.files import write_bytes_durably, write_durably
 from minimind.base.findings import Finding
@@ -49,12 +41,7 @@ RUN_MARKS = (ENVIRONMENT, METRICS, CHECKPOINTS, FINAL, "earlier-1")  # only a ru
 
 
 def open_directory(
-    config: RunConfig,
-    resolved: Resolved,
-    hardware: Hardware,
-    tokenizer: Tokenizer,
-    start: Start,
-    best_step: int | None,
+    config: RunConfig, resolved: Resolved, hardware: Hardware, tokenizer: Tokenizer, start: Start, best_step: int | None
 ) -> list[Finding]:
     """Make the output directory ready for a run that begins at ``start``; findings about it. Rank 0 only.
 
@@ -98,18 +85,14 @@ def _refuse_links(run_dir: Path) -> None:
     """UserError where a run that goes on would read or write through a link; a new run sets such links aside."""
     for name in (*PRODUCTS, METRICS):
         if (run_dir / name).is_symlink():
-            raise UserError(
-                f"{run_dir / name}: a symbolic link, which is not followed; put what it names there"
-            )
+            raise UserError(f"{run_dir / name}: a symbolic link, which is not followed; put what it names there")
 
 
 def _refuse_others(run_dir: Path) -> None:
     """UserError where a file would be replaced in a directory that is no run's: another program's config.yaml."""
     there = [name for name in ("config.yaml", "ds_config.json") if os.path.lexists(run_dir / name)]
     if there and not any((run_dir / name).exists() for name in RUN_MARKS):
-        raise UserError(
-            f"{run_dir}: holds a {there[0]} that no run of this program wrote; give another --output-dir"
-        )
+        raise UserError(f"{run_dir}: holds a {there[0]} that no run of this program wrote; give another --output-dir")
 
 
 @contextmanager
@@ -117,9 +100,7 @@ def _writing(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"{run_dir}: can't write there: {error.strerror}; give another --output-dir"
-        ) from None
+        raise UserError(f"{run_dir}: can't write there: {error.strerror}; give another --output-dir") from None
 
 
 def _other_courses(run_dir: Path, checkpoint: Checkpoint | None) -> list[Finding]:

@@ -18,9 +18,7 @@ def held_out_findings(data: Data, config: RunConfig) -> list[Finding]:
         return []
     held, trained = overlap.first
     pair = f"{_place(data.held_out, held)} and {_place(data.train, trained)}"
-    number = (
-        f"all {overlap.documents:,}" if overlap.share == 1 else f"{overlap.shared:,} of {overlap.documents:,}"
-    )
+    number = f"all {overlap.documents:,}" if overlap.share == 1 else f"{overlap.shared:,} of {overlap.documents:,}"
     same = _same_files(data.train, data.held_out)
     return [
         Finding(

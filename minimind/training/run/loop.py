@@ -58,9 +58,7 @@ class Run:
     watch: Watch = field(init=False)
     trouble: Trouble | None = None
     save_clock: SaveClock = field(default_factory=SaveClock)
-    waits: dict[int, float] = field(
-        default_factory=dict
-    )  # step -> seconds it waited for data; until reported
+    waits: dict[int, float] = field(default_factory=dict)  # step -> seconds it waited for data; until reported
 
     def __post_init__(self) -> None:
         self.health = Health.from_state(self.progress.health, self.config.health)

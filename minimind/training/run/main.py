@@ -87,9 +87,7 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
         return _run(kind, arguments, stop or StopRequest().install(), lock, watchdog)
 
 
-def _run(
-    kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, watchdog: Watchdog
-) -> int:
+def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, watchdog: Watchdog) -> int:
     """``lock``: to be taken, and held until this returns. ``watchdog``: to be started once the data are ready."""
     config, new_model = configure(kind, arguments)
     hardware = detect()
@@ -125,8 +123,9 @@ def _run(
             lambda: open_directory(config, resolved, hardware, data.tokenizer, start, progress.best.step)
         )
     metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
-    metrics.header(summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments,
-                             builder.command))  # fmt: skip
+    metrics.header(
+        summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments, builder.command)
+    )
     rates = usual_rates(kind, config, resolved, builder.command)
     for finding in [*rates, *resolved.findings, *remarks, *held_out_findings(data, config), *notes]:
         metrics.finding(finding)
@@ -138,8 +137,22 @@ def _run(
     stop.begin(engine.barrier)
     protected = {start.checkpoint.path} if start.checkpoint else set()
     saver = Saver(engine, Control("saving"), config.output_dir, config.save_total_limit, protected, watchdog)
-    run = Run(config, data, batches, plan, engine, metrics, progress, stop, config.output_dir,
-              about, saver, start.rollbacks, arguments.overfit_one_batch, watchdog)  # fmt: skip
+    run = Run(
+        config,
+        data,
+        batches,
+        plan,
+        engine,
+        metrics,
+        progress,
+        stop,
+        config.output_dir,
+        about,
+        saver,
+        start.rollbacks,
+        arguments.overfit_one_batch,
+        watchdog,
+    )
     run, reason, saved = train_and_save(run, builder)
     watchdog.beat(EXPORT)
     final = export(run.engine, config, data) if reason in ("finished", "early-stop") else None
@@ -174,9 +187,7 @@ def train_with_recovery(run: Run, builder: Builder) -> tuple[Run, str]:
     return run, reason
 
 
-def resolve_json(
-    kind: Kind, arguments: argparse.Namespace, config: RunConfig, hardware: Hardware
-) -> Resolved:
+def resolve_json(kind: Kind, arguments: argparse.Namespace, config: RunConfig, hardware: Hardware) -> Resolved:
     """The DeepSpeed JSON, checked and filled for this run; the launcher says how many ranks there are."""
     return resolve(
         arguments.deepspeed_config,
@@ -190,12 +201,7 @@ def resolve_json(
 
 
 def open_metrics(
-    arguments: argparse.Namespace,
-    config: RunConfig,
-    rank: int,
-    total_steps: int,
-    progress: Progress,
-    start: Start,
+    arguments: argparse.Namespace, config: RunConfig, rank: int, total_steps: int, progress: Progress, start: Start
 ) -> Metrics:
     """The run's metrics, cut back to the resumed step; an old run's are kept under another name."""
     return Metrics(
@@ -210,9 +216,7 @@ def open_metrics(
     )
 
 
-def usual_rates(
-    kind: Kind, config: RunConfig, resolved: Resolved, command: OwnCommand | None = None
-) -> list[Finding]:
+def usual_rates(kind: Kind, config: RunConfig, resolved: Resolved, command: OwnCommand | None = None) -> list[Finding]:
     """Whether the learning rate is out of the band that is usual for the model's size."""
     rates, size = resolved.optimizer.params, config.model.num_parameters()
     sweep = None
@@ -223,9 +227,7 @@ def usual_rates(
     return before_run(kind, resolved.optimizer.type, rate, size, config.health, sweep)
 
 
-def end_dry_run(
-    metrics: Metrics, engine: Engine, resolved: Resolved, plan: setup.Plan, progress: Progress
-) -> int:
+def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setup.Plan, progress: Progress) -> int:
     """Show the learning rate over the run, and train nothing."""
     if engine.rank == 0 and resolved.scheduler is None:
         say("\n".join(schedule_lines(plan, engine.lr / plan.schedule.factor(progress.step))))
@@ -244,9 +246,7 @@ def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Cal
         raise UserError(f"{config.output_dir}: is the model to start from; give another --output-dir")
     model, tokenizer = load_model(arguments.model, "cpu")
     if "model" in config.explicit and config.model != model.config:
-        raise UserError(
-            f"the model settings differ from those of {arguments.model}; leave `model` out for SFT"
-        )
+        raise UserError(f"the model settings differ from those of {arguments.model}; leave `model` out for SFT")
     path = config.tokenizer or tokenizer.path
     config = config.model_copy(update={"model": model.config, "tokenizer": path})
     return config, lambda: load_model(arguments.model, "cpu")[0]

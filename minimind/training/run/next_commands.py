@@ -29,14 +29,18 @@ def sweep_command(command: OwnCommand, config: RunConfig, low: float, high: floa
     """Compare rates from ``low`` to ``high`` on the run's data, beside its directory."""
     output = config.output_dir.with_name(f"{config.output_dir.name}-sweep")
     return command.line(
-        "--from", f"{low:.2g}", "--to", f"{high:.2g}", "--output-dir", output,
-        without=(*PRETRAIN_ONLY, "--output-dir"), script="lr_sweep",
-    )  # fmt: skip
+        "--from",
+        f"{low:.2g}",
+        "--to",
+        f"{high:.2g}",
+        "--output-dir",
+        output,
+        without=(*PRETRAIN_ONLY, "--output-dir"),
+        script="lr_sweep",
+    )
 
 
-def tune_command(
-    command: OwnCommand, config: RunConfig, precision: str, deepspeed_config: Path
-) -> str | None:
+def tune_command(command: OwnCommand, config: RunConfig, precision: str, deepspeed_config: Path) -> str | None:
     """Fine-tune the model on the built-in conversations; None if it was trained on other files.
 
     Then the conversations are for the user to name.

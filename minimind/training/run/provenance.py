@@ -21,16 +21,7 @@ from minimind.base.files import write_bytes_durably
 from minimind.base.hardware import Hardware
 from minimind.base.secrets import mask_command
 
-PACKAGES = (
-    "torch",
-    "deepspeed",
-    "sentencepiece",
-    "numpy",
-    "pydantic",
-    "safetensors",
-    "wandb",
-    "bitsandbytes",
-)
+PACKAGES = ("torch", "deepspeed", "sentencepiece", "numpy", "pydantic", "safetensors", "wandb", "bitsandbytes")
 DIFF = "git.diff"
 MAX_DIFF = 1_000_000  # bytes of `git diff` kept; beyond that the revision alone must do
 SECONDS = 20  # git may take
@@ -92,11 +83,7 @@ def _git(root: Path, *arguments: str) -> bytes | None:
     command = ["git", "-C", str(root), *arguments]
     try:
         process = subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
     except OSError:
         return None

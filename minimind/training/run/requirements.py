@@ -71,9 +71,7 @@ def _compiled(resolved: Resolved) -> Iterator[Lack]:
 
 def _optimizer(resolved: Resolved) -> Iterator[Lack]:
     if resolved.optimizer.type.lower() == "adamw8bit":
-        yield from _importable(
-            "AdamW8bit", "bitsandbytes", "bitsandbytes.optim", "pip install 'minimind[bnb]'"
-        )
+        yield from _importable("AdamW8bit", "bitsandbytes", "bitsandbytes.optim", "pip install 'minimind[bnb]'")
 
 
 def _monitors(resolved: Resolved) -> Iterator[Lack]:
@@ -87,20 +85,14 @@ def _monitors(resolved: Resolved) -> Iterator[Lack]:
             yield from _importable(name, "tensorboard", "torch.utils.tensorboard", advice)
         directory = Path(section.get("output_path", "")) / section.get("job_name", "DeepSpeedJobName")
         if problem := _unwritable(directory):
-            yield Lack(
-                name, f"{directory} can't be written ({problem})", "give another output_path in the JSON"
-            )
+            yield Lack(name, f"{directory} can't be written ({problem})", "give another output_path in the JSON")
 
 
 def _importable(what: str, package: str, module: str, advice: str) -> Iterator[Lack]:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        missing = (
-            package
-            if (error.name or "").partition(".")[0] == package
-            else f"{error.name}, which {package} uses,"
-        )
+        missing = package if (error.name or "").partition(".")[0] == package else f"{error.name}, which {package} uses,"
         yield Lack(what, f"{missing} is not installed", advice)
     except Exception as error:  # a package may raise anything when it is broken
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -31,13 +31,7 @@ from minimind.training.checkpoint.directory import (
 )
 from minimind.training.engine.engine import Engine
 from minimind.training.health.culprits import find_culprits
-from minimind.training.health.ladder import (
-    Rollback,
-    make_rollback,
-    next_rung,
-    rate_factor,
-    write_rollbacks,
-)
+from minimind.training.health.ladder import Rollback, make_rollback, next_rung, rate_factor, write_rollbacks
 from minimind.training.record.advice import LOWER_CLIPPING
 from minimind.training.record.recorder import Progress
 from minimind.training.run import setup

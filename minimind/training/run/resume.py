@@ -101,8 +101,11 @@ def agree(checkpoint: Checkpoint | None, about: dict[str, Any]) -> list[Finding]
     if checkpoint is None:
         return []
     theirs = read_about(checkpoint.path)
-    different = [f"{name} (checkpoint {theirs.get(name)}, now {about[name]})" for name in FIXED
-                 if theirs.get(name) != about[name]]  # fmt: skip
+    different = [
+        f"{name} (checkpoint {theirs.get(name)}, now {about[name]})"
+        for name in FIXED
+        if theirs.get(name) != about[name]
+    ]
     if different:
         raise UserError(
             f"{checkpoint.path}: can't resume, these differ: {'; '.join(different)}; "

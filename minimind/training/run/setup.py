@@ -86,9 +86,7 @@ def _tokenizer_command(config: RunConfig) -> str:
     words += ["--vocab-size", config.model.vocab_size]
     for name in sorted(READING & config.explicit - {"allow_special"}):
         words += [f"--{name.replace('_', '-')}", getattr(config, name)]
-    words += [
-        f"--{name.replace('_', '-')}" for name in ("allow_special", "skip_bad") if getattr(config, name)
-    ]
+    words += [f"--{name.replace('_', '-')}" for name in ("allow_special", "skip_bad") if getattr(config, name)]
     return f"{typed(*words)}`, then add --tokenizer {typed(output)}"
 
 
@@ -113,9 +111,7 @@ def _store(files: list[Path], tokenizer: Tokenizer, kind: Kind, config: RunConfi
 
     stores = [path for path in files if (path / MANIFEST).is_file() and (path / "tokens.bin").is_file()]
     if stores and len(files) > 1:
-        raise UserError(
-            f"{stores[0]}: a prepared store can't be mixed with others; name the files it was made of"
-        )
+        raise UserError(f"{stores[0]}: a prepared store can't be mixed with others; name the files it was made of")
     if stores:
         return _finished(stores[0], tokenizer, kind, config)
     return prepare(
@@ -222,11 +218,7 @@ def new_model(config: RunConfig) -> Transformer:
 
 
 def build_engine(
-    model: Transformer,
-    resolved: Resolved,
-    factor: Callable[[int], float],
-    config: RunConfig,
-    total_steps: int,
+    model: Transformer, resolved: Resolved, factor: Callable[[int], float], config: RunConfig, total_steps: int
 ) -> Engine:
     """The DeepSpeed engine, compiled where that pays in ``total_steps`` steps. ``factor``: share of the peak rate by
     applied step. Raises UserError for an ``attention_backend`` that can't run here."""

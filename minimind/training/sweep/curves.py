@@ -174,30 +174,33 @@ def recommend_from_range(curve: Curve) -> Recommendation:
     losses, rates = curve.losses[:finite], curve.rates[:finite]
     if finite < 10:
         at = curve.rates[min(finite, len(curve.rates) - 1)]
-        return Recommendation(None, f"the loss was not finite at {at:.2g}, after {finite} steps",
-                              f"start lower: --from {curve.rates[0] / 100:.2g}")  # fmt: skip
+        return Recommendation(
+            None,
+            f"the loss was not finite at {at:.2g}, after {finite} steps",
+            f"start lower: --from {curve.rates[0] / 100:.2g}",
+        )
     width = max(1, finite // 20)
     means = centred(losses, width)
     noise = _noise(losses[: finite // 2])
     bottom = min(range(finite), key=means.__getitem__)
     turned = finite < len(curve.losses) or means[-1] - means[bottom] > max(RISE * losses[0], NOISES * noise)
     if means[0] - means[bottom] < FALL * losses[0]:
-        advice = (
-            f"start lower: --from {rates[0] / 100:.2g}"
-            if turned
-            else f"go higher: --to {rates[-1] * 100:.2g}"
-        )
+        advice = f"start lower: --from {rates[0] / 100:.2g}" if turned else f"go higher: --to {rates[-1] * 100:.2g}"
         return Recommendation(None, "the loss did not fall at any rate", advice)
     limit = rates[bottom] / SAFETY if turned else rates[bottom]
     inner = [i for i in range(width, finite - width) if rates[i] <= limit]
     if not inner:
-        return Recommendation(None, f"the loss turned up at {rates[bottom]:.2g}, near the start of the range",
-                              f"start lower: --from {rates[0] / 100:.2g}")  # fmt: skip
+        return Recommendation(
+            None,
+            f"the loss turned up at {rates[bottom]:.2g}, near the start of the range",
+            f"start lower: --from {rates[0] / 100:.2g}",
+        )
     best = min(inner, key=lambda i: _slope(means, rates, i, width))
     reason = f"steepest fall of the loss is at {rates[best]:.2g}; it "
     reason += f"turned up after {rates[bottom]:.2g}" if turned else f"did not turn up until {rates[-1]:.2g}"
-    return Recommendation(float(f"{rates[best]:.2g}"), reason,
-                          "" if turned else f"a higher rate may be better: --to {rates[-1] * 10:.2g}")  # fmt: skip
+    return Recommendation(
+        float(f"{rates[best]:.2g}"), reason, "" if turned else f"a higher rate may be better: --to {rates[-1] * 10:.2g}"
+    )
 
 
 def centred(values: Sequence[float], width: int) -> list[float]:

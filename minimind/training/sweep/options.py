@@ -22,12 +22,8 @@ RATES = ("lr", "muon_lr", "adam_lr")  # optimizer.params that are learning rates
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line: pretraining's configuration and data options, and the rates."""
     parser = common_parser("lr_sweep")
-    parser.add_argument(
-        "--learning-rates", metavar="R,R,...", help="the rates to try, such as 1e-4,3e-4,1e-3"
-    )
-    parser.add_argument(
-        "--from", dest="low", type=float, metavar="R", help="lowest rate of a geometric range"
-    )
+    parser.add_argument("--learning-rates", metavar="R,R,...", help="the rates to try, such as 1e-4,3e-4,1e-3")
+    parser.add_argument("--from", dest="low", type=float, metavar="R", help="lowest rate of a geometric range")
     parser.add_argument("--to", dest="high", type=float, metavar="R", help="highest rate of that range")
     parser.add_argument("--count", type=int, default=7, help="rates in that range (default 7)")
     parser.add_argument("--steps", type=int, help="steps of each run (default 50; --range-test: 100)")
@@ -45,9 +41,7 @@ def choose_rates(arguments: argparse.Namespace) -> list[float]:
         raise UserError(f"--steps {steps}: too few to tell a trend from noise; give at least {MIN_STEPS}")
     if listed is not None:
         if arguments.range_test or low is not None or high is not None:
-            raise UserError(
-                "--learning-rates goes with neither --from, --to nor --range-test: give one of them"
-            )
+            raise UserError("--learning-rates goes with neither --from, --to nor --range-test: give one of them")
         return _listed(listed)
     if low is None or high is None:
         raise UserError("which rates? give --learning-rates 1e-4,3e-4,1e-3 or --from 1e-5 --to 1e-2")
@@ -64,9 +58,7 @@ def _listed(text: str) -> list[float]:
     try:
         rates = sorted({float(word) for word in text.split(",") if word.strip()})
     except ValueError:
-        raise UserError(
-            f"--learning-rates {text}: expected numbers with commas, like 1e-4,3e-4,1e-3"
-        ) from None
+        raise UserError(f"--learning-rates {text}: expected numbers with commas, like 1e-4,3e-4,1e-3") from None
     if len(rates) < 2 or not all(0 < rate < math.inf for rate in rates):
         raise UserError(f"--learning-rates {text}: give at least two different rates, all above 0")
     return rates
@@ -82,9 +74,7 @@ def with_rate(values: Mapping[str, Any], params: Mapping[str, Any], rate: float)
     """A copy of the DeepSpeed JSON ``values`` at ``rate`` and without a scheduler; ``params``: as resolved before."""
     edited = copy.deepcopy(dict(values))
     edited.pop("scheduler", None)
-    if not (edited.get("optimizer") or {}).get(
-        "type"
-    ):  # resolve() fills such a JSON with AdamW from the YAML
+    if not (edited.get("optimizer") or {}).get("type"):  # resolve() fills such a JSON with AdamW from the YAML
         automatic = dict.fromkeys(("betas", "eps", "weight_decay"), "auto")
         edited["optimizer"] = {"type": "AdamW", "params": automatic}
     optimizer = edited["optimizer"]

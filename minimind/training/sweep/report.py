@@ -51,9 +51,7 @@ def report(outcome: Outcome, directory: Path, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     write_durably(directory / f"{outcome.name}.json", json.dumps(document(outcome), indent=1) + "\n")
     plot(outcome, directory / f"{outcome.name}.png")
-    console.print(
-        f"written: {directory / outcome.name}.json and .png", markup=False, highlight=False, soft_wrap=True
-    )
+    console.print(f"written: {directory / outcome.name}.json and .png", markup=False, highlight=False, soft_wrap=True)
 
 
 def table(verdicts: Sequence[Verdict], recommended: float | None) -> Table:
@@ -67,8 +65,13 @@ def table(verdicts: Sequence[Verdict], recommended: float | None) -> Table:
         numbers = [f"{value:.3f}" for value in (v.start, v.end, v.smoothed_end, v.worst_spike)]
         stable = "yes" if v.stable else f"no: {v.problem}"
         chosen = v.rate == recommended
-        result.add_row(f"{v.rate:.3g}", *numbers, str(v.skipped), stable + (" <- recommended" if chosen else ""),
-                       style="bold green" if chosen else "" if v.stable else "red")  # fmt: skip
+        result.add_row(
+            f"{v.rate:.3g}",
+            *numbers,
+            str(v.skipped),
+            stable + (" <- recommended" if chosen else ""),
+            style="bold green" if chosen else "" if v.stable else "red",
+        )
     return result
 
 
@@ -86,9 +89,7 @@ def summary(outcome: Outcome) -> list[str]:
         lines.append(f"train: {outcome.train(chosen.rate)}")
     lines.append(f"usual band: {band}")
     if chosen.rate is not None and not band.holds(chosen.rate):
-        lines.append(
-            "the recommended rate is outside it: trust it for this data, but sweep again with more --steps"
-        )
+        lines.append("the recommended rate is outside it: trust it for this data, but sweep again with more --steps")
     return lines
 
 
@@ -146,12 +147,16 @@ def _draw_sweep(axes: Axes, outcome: Outcome) -> None:
     for index, (curve, verdict) in enumerate(zip(outcome.curves, outcome.verdicts, strict=True)):
         steps, colour = range(1, len(curve.losses) + 1), COLOURS[index % len(COLOURS)]
         chosen = curve.rate == outcome.recommendation.rate
-        label = f"{curve.rate:.3g}" + (
-            " (recommended)" if chosen else "" if verdict.stable else " (not stable)"
-        )
+        label = f"{curve.rate:.3g}" + (" (recommended)" if chosen else "" if verdict.stable else " (not stable)")
         axes.plot(steps, curve.losses, color=colour, alpha=0.25, linewidth=0.8)
-        axes.plot(steps, smoothed(curve.losses), color=colour, linewidth=2.6 if chosen else 1.4,
-                  linestyle="-" if verdict.stable else "--", label=label)  # fmt: skip
+        axes.plot(
+            steps,
+            smoothed(curve.losses),
+            color=colour,
+            linewidth=2.6 if chosen else 1.4,
+            linestyle="-" if verdict.stable else "--",
+            label=label,
+        )
     axes.set_xlabel("step")
     axes.legend(title="learning rate", frameon=False)
 
@@ -160,9 +165,7 @@ def _draw_range(axes: Axes, outcome: Outcome) -> None:
     """Loss against the rate of each step, with the recommended rate as a line."""
     (curve,) = outcome.curves
     axes.plot(curve.rates, curve.losses, color=COLOURS[0], alpha=0.35, linewidth=0.8)
-    means = centred(
-        curve.losses, max(1, len(curve.losses) // 20)
-    )  # as the recommendation saw it: without lag
+    means = centred(curve.losses, max(1, len(curve.losses) // 20))  # as the recommendation saw it: without lag
     axes.plot(curve.rates, means, color=COLOURS[0], linewidth=1.6)
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")

@@ -124,13 +124,21 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     control = Control()
     notes = control.first_does(lambda: lock.take(config.output_dir))
     data = setup.prepare_data(control, "pretrain", config)
-    control.first_does(
-        lambda: write_run_files(config.output_dir, config, base.config, hardware, data.tokenizer)
-    )
+    control.first_does(lambda: write_run_files(config.output_dir, config, base.config, hardware, data.tokenizer))
     batches = setup.make_batches(data, config, base)
     steps = arguments.steps or (RANGE_STEPS if arguments.range_test else SWEEP_STEPS)
-    bench = Bench(config, hardware, values, base, batches, stop, steps, control.rank == 0, console(),
-                  own_command("lr_sweep", arguments, base.world_size, hardware))  # fmt: skip
+    bench = Bench(
+        config,
+        hardware,
+        values,
+        base,
+        batches,
+        stop,
+        steps,
+        control.rank == 0,
+        console(),
+        own_command("lr_sweep", arguments, base.world_size, hardware),
+    )
     for finding in [*base.findings, *remarks, *notes]:
         if finding.code != "scheduler-deepspeed":
             bench.say(f"! {finding.code}: {finding.message}")
@@ -162,9 +170,7 @@ def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:
         losses = [record.loss for record in records]
         curves.append(Curve(rate, tuple(losses), tuple(record.applied for record in records)))
         seconds = time.monotonic() - began
-        bench.say(
-            f"rate {rate:.3g}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, {len(losses)} steps, {seconds:.0f}s"
-        )
+        bench.say(f"rate {rate:.3g}: loss {losses[0]:.3f} -> {losses[-1]:.3f}, {len(losses)} steps, {seconds:.0f}s")
     return curves
 
 
@@ -196,10 +202,7 @@ def rising(low: float, high: float, steps: int) -> Callable[[int], float]:
 
 
 def train_at(
-    bench: Bench,
-    rate: float,
-    factor: Callable[[int], float],
-    over: Callable[[Sequence[StepMetrics]], bool],
+    bench: Bench, rate: float, factor: Callable[[int], float], over: Callable[[Sequence[StepMetrics]], bool]
 ) -> list[StepMetrics] | None:
     """Train a fresh model at peak ``rate`` on the first steps' data; None if a stop was asked for.
 
@@ -247,8 +250,17 @@ def conclude(bench: Bench, name: str, curves: Sequence[Curve]) -> Outcome:
         "seed": bench.config.seed,
     }
     band = usual_band(model.num_parameters(), optimizer.type)
-    return Outcome(name, curves, verdicts, chosen, settings, band, about,
-                   lambda low, high: sweep_line(bench, low, high), lambda rate: train_line(bench, rate))  # fmt: skip
+    return Outcome(
+        name,
+        curves,
+        verdicts,
+        chosen,
+        settings,
+        band,
+        about,
+        lambda low, high: sweep_line(bench, low, high),
+        lambda rate: train_line(bench, rate),
+    )
 
 
 def sweep_line(bench: Bench, low: float, high: float) -> str:

@@ -31,9 +31,7 @@ def test_a_cpu_is_one_device_or_its_numa_nodes_or_what_local_size_says(
     assert count_devices() == ("cpu", 4)
 
 
-def test_gpus_are_counted_only_where_there_may_be_some(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpus_are_counted_only_where_there_may_be_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "_count_gpus", lambda: 2)
     assert count_devices()[0] == "cpu"  # type: ignore[index]
     (tmp_path / "driver").touch()
@@ -54,9 +52,7 @@ def test_a_driver_without_gpus_leaves_the_cpu(monkeypatch: pytest.MonkeyPatch, t
 
 def test_torch_is_asked_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    monkeypatch.setattr(
-        devices, "COUNT", "import os; print(3 if 'CUDA_VISIBLE_DEVICES' not in os.environ else 0)"
-    )
+    monkeypatch.setattr(devices, "COUNT", "import os; print(3 if 'CUDA_VISIBLE_DEVICES' not in os.environ else 0)")
     assert devices._count_gpus() == 3
     monkeypatch.setattr(devices, "COUNT", "raise ImportError")
     assert devices._count_gpus() is None

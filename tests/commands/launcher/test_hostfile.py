@@ -41,16 +41,7 @@ def test_a_bad_hostfile_is_one_line(content: bytes, message: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("include", "exclude"),
-    [
-        ("", ""),
-        ("a", ""),
-        ("b:1@a:3,0", ""),
-        ("a:1@a:2", ""),
-        ("", "a:0"),
-        ("", "a"),
-        ("", "b:0,1@a:1"),
-        ("a: 1", ""),
-    ],
+    [("", ""), ("a", ""), ("b:1@a:3,0", ""), ("a:1@a:2", ""), ("", "a:0"), ("", "a"), ("", "b:0,1@a:1"), ("a: 1", "")],
 )
 def test_filters_leave_what_they_leave_in_the_launcher(include: str, exclude: str) -> None:
     theirs = parse_inclusion_exclusion(SLOTS, include, exclude)

@@ -13,11 +13,7 @@ import pytest
     ("body", "code", "line"),
     [
         ("import sys; assert sys.argv[1:] == ['a', '--b'], sys.argv", 0, ""),
-        (
-            "raise ValueError('No slot\\n  here')",
-            2,
-            "error: the deepspeed launcher: ValueError: No slot here\n",
-        ),
+        ("raise ValueError('No slot\\n  here')", 2, "error: the deepspeed launcher: ValueError: No slot here\n"),
         ("assert False", 2, "error: the deepspeed launcher: AssertionError: no reason given\n"),
         ("open('/no/such/program')", 2, "error: the deepspeed launcher: FileNotFoundError: "),
         ("import sys; sys.exit(7)", 7, ""),

@@ -41,8 +41,12 @@ def hosts(path: Path, *lines: str) -> str:
 
 
 def actions(of: argparse.ArgumentParser) -> dict[str, object]:
-    return {name: (action.nargs, action.type, action.choices) for action in of._actions if action.dest != "help"
-            for name in action.option_strings or [action.dest]}  # fmt: skip
+    return {
+        name: (action.nargs, action.type, action.choices)
+        for action in of._actions
+        if action.dest != "help"
+        for name in action.option_strings or [action.dest]
+    }
 
 
 def test_the_options_are_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,17 +57,17 @@ def test_the_options_are_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     runner.parse_args([])
-    wanted = {name: (nargs, None if kind is str else kind, choices) for name, (nargs, kind, choices)
-              in actions(theirs[0]).items()}  # fmt: skip
+    wanted = {
+        name: (nargs, None if kind is str else kind, choices)
+        for name, (nargs, kind, choices) in actions(theirs[0]).items()
+    }
     assert actions(parser()) == wanted
     assert set(launch_words.LAUNCHERS) == set(runner.LAUNCHER_CLASSES)
     assert launch_words.DEFAULT_PORT == runner.TORCH_DISTRIBUTED_DEFAULT_PORT
 
 
 def test_a_launch_without_a_port_gets_a_free_one_and_nothing_else_is_changed() -> None:
-    flag, port, *rest = prepared(
-        ["--num_gpus", "2", SCRIPT, "--master_port", "5"]
-    )  # that one is the script's
+    flag, port, *rest = prepared(["--num_gpus", "2", SCRIPT, "--master_port", "5"])  # that one is the script's
     assert flag == "--master_port" and rest == ["--num_gpus", "2", SCRIPT, "--master_port", "5"]
     with socket.socket() as server:
         server.bind(("127.0.0.1", int(port)))
@@ -107,7 +111,7 @@ def test_ports(taken: int) -> None:
         (["--enable_each_rank_log", __file__], "no directory that can be written"),
         (["--hostfile", "/no/such/file"], "/no/such/file: there is no such hostfile"),
     ],
-)  # fmt: skip
+)
 def test_words_that_can_not_work_are_one_line(words: list[str], message: str) -> None:
     assert message in refused(*words)
 
@@ -118,12 +122,17 @@ def test_a_missing_script_is_said() -> None:
             prepared(words)
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    ("0,2", '"0,2": localhost has no slot 2'), ("-1", "no slot -1"), ("GPU-8f2e,1", "takes numbers only"),
-    ("0,", "takes numbers only"), ("NoDevFiles", "takes numbers only")])  # fmt: skip
-def test_visible_devices_that_are_not_there(
-    value: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("0,2", '"0,2": localhost has no slot 2'),
+        ("-1", "no slot -1"),
+        ("GPU-8f2e,1", "takes numbers only"),
+        ("0,", "takes numbers only"),
+        ("NoDevFiles", "takes numbers only"),
+    ],
+)
+def test_visible_devices_that_are_not_there(value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     said = refused()
     assert f'CUDA_VISIBLE_DEVICES="{value}"' in said and message in said and "unset" in said

@@ -66,9 +66,7 @@ def test_counts_are_those_of_the_store(tmp_path: Path, tokenizer: Tokenizer) -> 
 
 
 def test_a_good_file_is_ok_and_says_what_it_is(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    report = check_files(
-        [write(tmp_path / "a.jsonl", [{"text": "sea 海"}, {"text": "day", "id": 3}])], tokenizer
-    )
+    report = check_files([write(tmp_path / "a.jsonl", [{"text": "sea 海"}, {"text": "day", "id": 3}])], tokenizer)
     file = only(report)
     assert report.ok
     assert (file.container, file.encoding, file.kind) == ("jsonl", "utf-8", "pretrain")
@@ -157,16 +155,7 @@ def test_preference_data_is_called_that(tmp_path: Path) -> None:
 def test_scripts() -> None:
     text = "abc Ä 汉字！ かな 한국 Привет 12 😀\n"
     counts = dict(zip(SCRIPTS, count_scripts(text).tolist(), strict=True))
-    expected = {
-        "han": 2,
-        "latin": 4,
-        "kana": 2,
-        "hangul": 2,
-        "cyrillic": 6,
-        "digits": 2,
-        "punctuation": 1,
-        "emoji": 1,
-    }
+    expected = {"han": 2, "latin": 4, "kana": 2, "hangul": 2, "cyrillic": 6, "digits": 2, "punctuation": 1, "emoji": 1}
     assert {name: count for name, count in counts.items() if count} == expected
     assert count_scripts("").sum() == 0
 

@@ -28,9 +28,7 @@ def store(files: dict[str, Path], *paths: Path, **options: Any) -> TokenStore:
 
 def test_equal_documents_are_counted_by_held_out_document(files: dict[str, Path], tmp_path: Path) -> None:
     train = store(files, write(tmp_path / "train.jsonl", ["a river", "stone", "stone", "little house"]))
-    held = store(
-        files, write(tmp_path / "held.jsonl", ["walks", "stone", "a river", "stone", "a river sings"])
-    )
+    held = store(files, write(tmp_path / "held.jsonl", ["walks", "stone", "a river", "stone", "a river sings"]))
     found = find_overlap(train, held, tmp_path)
     assert (found.documents, found.shared, found.first) == (5, 3, (1, 1))
     assert find_overlap(train, train, tmp_path).share == 1.0
@@ -41,9 +39,7 @@ def test_equal_documents_are_counted_by_held_out_document(files: dict[str, Path]
 def test_conversations_are_compared_too(files: dict[str, Path], tmp_path: Path) -> None:
     train = store(files, files["sft"], kind="sft")
     half = tmp_path / "half.jsonl"
-    half.write_text(
-        "".join(files["sft"].read_text(encoding="utf-8").splitlines(keepends=True)[:7]), encoding="utf-8"
-    )
+    half.write_text("".join(files["sft"].read_text(encoding="utf-8").splitlines(keepends=True)[:7]), encoding="utf-8")
     assert find_overlap(train, store(files, half, kind="sft"), tmp_path).share == 1.0
 
 
@@ -85,10 +81,10 @@ def test_check_says_which_files_share_documents(tmp_path: Path) -> None:
     report = check_files([a, b, c])
     names = [str(path) for path in (a, b, c)]
     assert report.shared == [
-        Shared(names[1], names[0], 2, 4), Shared(names[2], names[0], 1, 3), Shared(names[2], names[1], 1, 3),
-    ]  # fmt: skip
+        Shared(names[1], names[0], 2, 4),
+        Shared(names[2], names[0], 1, 3),
+        Shared(names[2], names[1], 1, 3),
+    ]
     assert report.to_json()["shared"][0]["documents"] == 2 and report.ok
     assert str(report.shared[0]) == f"{b}: 2 of 4 documents (50.0%) are also in {a}"
-    assert (
-        check_files([a]).shared == [] and check_files([a, write(tmp_path / "d.jsonl", ["six"])]).shared == []
-    )
+    assert check_files([a]).shared == [] and check_files([a, write(tmp_path / "d.jsonl", ["six"])]).shared == []

@@ -65,9 +65,7 @@ def test_a_few_nul_bytes_are_not() -> None:
 
 def test_a_few_foreign_bytes_are_too_few_to_tell() -> None:
     short = "今天天气很好我们去玩".encode("gbk")
-    with pytest.raises(
-        UserError, match=r"best guess gb\w+, confidence 1.00 from 20 bytes"
-    ):  # sure, of too little
+    with pytest.raises(UserError, match=r"best guess gb\w+, confidence 1.00 from 20 bytes"):  # sure, of too little
         find(short)
     assert find(short * 2)[0] == "gb18030"
 

@@ -19,9 +19,7 @@ from minimind.base.errors import UserError
 from minimind.data.read import sources, streams
 from minimind.data.read.sources import Record, expand, read_records
 
-CHINESE = (
-    "滚滚长江东逝水，浪花淘尽英雄。是非成败转头空，青山依旧在，几度夕阳红。白发渔樵江渚上，惯看秋月春风。"
-)
+CHINESE = "滚滚长江东逝水，浪花淘尽英雄。是非成败转头空，青山依旧在，几度夕阳红。白发渔樵江渚上，惯看秋月春风。"
 TAIWAN = "數學是利用符號語言研究數量、結構、變化以及空間等概念的一門學科，從某種角度看屬於形式科學的一種。"
 ROWS = [{"text": "one"}, {"text": "二"}, {"text": "three"}]
 
@@ -171,10 +169,7 @@ def test_chinese_encodings_are_recognised_with_a_confidence(
     assert 0.75 <= head.confidence <= 1
     assert values(path) == rows
     assert values(write(tmp_path / "a.txt", f"{text}\n\n{text}".encode(encoding))) == [text, text]
-    assert (
-        values(write(tmp_path / "b.json", json.dumps(rows, indent=1, ensure_ascii=False).encode(encoding)))
-        == rows
-    )
+    assert values(write(tmp_path / "b.json", json.dumps(rows, indent=1, ensure_ascii=False).encode(encoding))) == rows
 
 
 @pytest.mark.parametrize(
@@ -196,10 +191,7 @@ def test_utf8_with_one_bad_line_is_utf8_with_one_bad_line(tmp_path: Path) -> Non
     data = lines([{"text": CHINESE}] * 9).encode() + b'{"text": "\xff\xfe"}\n'
     records = list(read_records(write(tmp_path / "a.jsonl", data)))
     assert [r.line for r in records if r.error] == [10]
-    assert (
-        records[9].error
-        == "not valid UTF-8 at byte 11 of the line; if the file is GBK or Big5, say --encoding"
-    )
+    assert records[9].error == "not valid UTF-8 at byte 11 of the line; if the file is GBK or Big5, say --encoding"
 
 
 def test_utf16_without_a_mark_is_refused(tmp_path: Path) -> None:
@@ -286,11 +278,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 def test_paragraphs_lines_and_whole_files(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "\n\n  first\nmore\n \t\nsecond\n\n\n")
     assert [(r.value, r.line) for r in read_records(path)] == [("  first\nmore", 3), ("second", 6)]
-    assert [(r.value, r.line) for r in read_records(path, "lines")] == [
-        ("  first", 3),
-        ("more", 4),
-        ("second", 6),
-    ]
+    assert [(r.value, r.line) for r in read_records(path, "lines")] == [("  first", 3), ("more", 4), ("second", 6)]
     assert [(r.value, r.line) for r in read_records(path, "file")] == [("  first\nmore\n \t\nsecond", 3)]
 
 
@@ -357,9 +345,7 @@ def test_pathological_lists_end_cleanly(tmp_path: Path) -> None:
     assert str(records[1].value) == "{'b': nan}"
 
 
-def test_a_line_over_the_limit_is_counted_and_never_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_over_the_limit_is_counted_and_never_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tracemalloc
 
     monkeypatch.setattr(streams, "MAX_RECORD_BYTES", 2 << 20)
@@ -417,9 +403,7 @@ def test_a_parquet_row_over_the_limit_is_rejected(tmp_path: Path, monkeypatch: p
     assert [(record.line, record.error is None) for record in records] == [(1, True), (2, False), (3, True)]
 
 
-def test_a_header_that_is_too_long_and_a_quote_that_never_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_header_that_is_too_long_and_a_quote_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch)
     with pytest.raises(UserError, match=r"a\.csv:1: the first row must name the columns"):
         list(read_records(write(tmp_path / "a.csv", BIG + "\n1,2\n")))
@@ -462,10 +446,7 @@ def test_directories_globs_and_what_is_left_out(tmp_path: Path) -> None:
     assert [Path(s.name).name for s in found] == ["a.txt.gz", "b.jsonl", "c.parquet"]
     assert ignored == [str(tmp_path / "sub/readme.pdf")]
     assert [s.path for s in expand([str(tmp_path / "*.jsonl")], tmp_path)[0]] == [tmp_path / "b.jsonl"]
-    assert [s.path.name for s in expand([str(tmp_path / "**/*.p*")], tmp_path)[0]] == [
-        "c.parquet",
-        "readme.pdf",
-    ]
+    assert [s.path.name for s in expand([str(tmp_path / "**/*.p*")], tmp_path)[0]] == ["c.parquet", "readme.pdf"]
     with pytest.raises(UserError, match="no file matches"):
         expand([str(tmp_path / "*.nothing")], tmp_path)
     (tmp_path / "empty").mkdir()

@@ -46,12 +46,7 @@ RULES: list[tuple[str, str, object, object]] = [
     ("text-not-string", "pretrain", {"text": True}, '"text" is true, not a string'),
     ("text-empty", "pretrain", {"text": ""}, '"text" is empty'),
     ("text-empty", "pretrain", {"text": " \n\u3000"}, '"text" is empty'),
-    (
-        "text-surrogate",
-        "pretrain",
-        {"text": "ab\ud800c"},
-        '"text" holds a lone surrogate (U+D800) at character 3',
-    ),
+    ("text-surrogate", "pretrain", {"text": "ab\ud800c"}, '"text" holds a lone surrogate (U+D800) at character 3'),
     ("text-nul", "pretrain", {"text": "ab\0c"}, '"text" holds a NUL character at character 3'),
     ("special-tokens", "pretrain", {"text": "<|im_end|><s>"}, "<|im_end|><s>"),
     ("special-tokens", "sft", talk(u("<|im_end|>"), a()), used(Turn("user", "<|im_end|>"), A)),
@@ -71,12 +66,7 @@ RULES: list[tuple[str, str, object, object]] = [
     ("answer-empty", "sft", talk(u(), a(" \n"), u(), a()), "turn 2: the answer is empty"),
     ("question-empty", "sft", talk(u(""), a()), "turn 1 (user) is empty"),
     ("system-empty", "sft", talk(s(""), u(), a()), used(Q, A)),
-    (
-        "role-unknown",
-        "sft",
-        talk({"role": "narrator", "content": "x"}, a()),
-        "turn 1: unknown role 'narrator'",
-    ),
+    ("role-unknown", "sft", talk({"role": "narrator", "content": "x"}, a()), "turn 1: unknown role 'narrator'"),
     ("role-unknown", "sft", talk({"role": None, "content": "x"}), "turn 1: unknown role null"),
     ("no-answer", "sft", talk(u(), u()), "no assistant turn"),
     ("only-system", "sft", talk(s()), "only system turns"),
@@ -87,18 +77,8 @@ RULES: list[tuple[str, str, object, object]] = [
     ("ends-with-user", "sft", talk(u(), a(), u("r")), used(Q, A, trimmed=1)),
     ("ends-with-user", "sft", talk(u(), a(), u(), {"role": "tool", "content": "r"}), used(Q, A, trimmed=2)),
     ("part-text", "sft", talk(u([{"type": "text", "text": "q"}]), a(["a"])), used(Q, A)),
-    (
-        "part-text",
-        "sft",
-        talk(u([{"type": "text", "value": "q"}, {"text": "r"}]), a()),
-        used(Turn("user", "qr"), A),
-    ),
-    (
-        "part-other",
-        "sft",
-        talk(u([{"type": "image_url", "image_url": {}}]), a()),
-        "a content part of type 'image_url'",
-    ),
+    ("part-text", "sft", talk(u([{"type": "text", "value": "q"}, {"text": "r"}]), a()), used(Turn("user", "qr"), A)),
+    ("part-other", "sft", talk(u([{"type": "image_url", "image_url": {}}]), a()), "a content part of type 'image_url'"),
     ("part-other", "sft", talk(u([3]), a()), "a content part of type a number"),
     (
         "tool-calls",
@@ -112,12 +92,7 @@ RULES: list[tuple[str, str, object, object]] = [
         {"messages": [u(), {**a(None), "tool_calls": [{"function": {"name": "f"}}]}]},
         used(Q, Turn("assistant", '<tool_call>\n{"name": "f"}\n</tool_call>')),
     ),
-    (
-        "tools",
-        "sft",
-        talk(u(), a(), tools="[f]", system="s"),
-        used(Turn("system", "s\n\n# Tools\n[f]"), Q, A),
-    ),
+    ("tools", "sft", talk(u(), a(), tools="[f]", system="s"), used(Turn("system", "s\n\n# Tools\n[f]"), Q, A)),
     ("tools", "sft", talk(u(), a(), tools=[{"n": 1}]), used(Turn("system", '# Tools\n[{"n": 1}]'), Q, A)),
     ("tools", "sft", talk(u(), a(), tools="[]", system=None), used(Q, A)),
 ]
@@ -160,9 +135,7 @@ def test_the_documented_rules_are_the_tested_ones() -> None:
     assert set(documented) == {rule for rule, *_ in RULES} | set(ELSEWHERE)
     for place in ELSEWHERE.values():
         file, name = place.split(".")
-        assert f"def {name}(" in next(DOCS.parents[1].glob(f"tests/data/**/{file}.py")).read_text(
-            encoding="utf-8"
-        )
+        assert f"def {name}(" in next(DOCS.parents[1].glob(f"tests/data/**/{file}.py")).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -23,15 +23,8 @@ def talk(*contents: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("room", "whole"), [(0, True), (1, True), (-1, False)])
-def test_a_row_of_t_holds_a_conversation_of_t_plus_one_tokens(
-    room: int, whole: bool, tokenizer: Tokenizer
-) -> None:
-    turns = [
-        Turn("user", "the sea"),
-        Turn("assistant", "is calm"),
-        Turn("user", "and"),
-        Turn("assistant", "of"),
-    ]
+def test_a_row_of_t_holds_a_conversation_of_t_plus_one_tokens(room: int, whole: bool, tokenizer: Tokenizer) -> None:
+    turns = [Turn("user", "the sea"), Turn("assistant", "is calm"), Turn("user", "and"), Turn("assistant", "of")]
     tokens = len(render(turns, tokenizer).ids)
     encoded = encode(tokenizer, Options("sft", tokens - 1 + room), talk("the sea", "is calm", "and", "of"))
     assert (len(encoded.documents[0].tokens) == tokens) == whole
@@ -46,13 +39,7 @@ def test_trimmed_counts_conversations_not_turns(tokenizer: Tokenizer) -> None:
 
 
 def test_rejects_are_in_order_of_lines(tokenizer: Tokenizer) -> None:
-    values = [
-        {"text": "<s></s>"},
-        {"text": 3},
-        {"text": "<s>the sea</s>"},
-        {"text": "<|im_start|> <|im_end|>"},
-        {},
-    ]
+    values = [{"text": "<s></s>"}, {"text": 3}, {"text": "<s>the sea</s>"}, {"text": "<|im_start|> <|im_end|>"}, {}]
     encoded = encode(tokenizer, Options("pretrain", allow_special=True), *values)
     assert [reject.line for reject in encoded.rejects] == [1, 2, 4, 5]
     assert [document.line for document in encoded.documents] == [3]
@@ -69,7 +56,5 @@ def test_tokens_and_bytes_are_those_of_the_documents(tokenizer: Tokenizer) -> No
 
 def test_one_record_of_many_marked_texts_is_one_record_used(tokenizer: Tokenizer) -> None:
     text = "<|im_start|>the sea<|im_end|> <|im_start|>is calm<|im_end|>"
-    counts = encode(
-        tokenizer, Options("pretrain", allow_special=True), {"text": text}, {"text": "of day"}
-    ).counts
+    counts = encode(tokenizer, Options("pretrain", allow_special=True), {"text": text}, {"text": "of day"}).counts
     assert (counts.records, counts.used, counts.documents) == (2, 2, 3)

@@ -75,7 +75,5 @@ def test_bad_records_end_it_or_are_left_out_and_listed(tmp_path: Path) -> None:
 
 def test_a_file_of_rejects_only_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"text": None})
-    with pytest.raises(
-        UserError, match=r"nothing to train on: all 1 records are rejected, see .*out\.rejected"
-    ):
+    with pytest.raises(UserError, match=r"nothing to train on: all 1 records are rejected, see .*out\.rejected"):
         list(read_texts([path], tally(tmp_path, skip_bad=True)))

@@ -36,9 +36,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return make_store(tmp_path_factory.mktemp("s") / "store", lengths, request.param)
 
 
-def batches(
-    store: TokenStore, micro: int = 2, accumulation: int = 3, world: int = 2, seed: int = 5
-) -> Batches:
+def batches(store: TokenStore, micro: int = 2, accumulation: int = 3, world: int = 2, seed: int = 5) -> Batches:
     return Batches(store, 32, micro, accumulation, world, seed)
 
 
@@ -69,9 +67,7 @@ def batch_tensors(batch: Batch) -> list[torch.Tensor]:
 def pieces_of(data: Batches, row: int) -> list[tuple[int, int, int]]:
     rows = data._reader.rows
     a, b = rows.row_offsets[row], rows.row_offsets[row + 1]
-    return list(
-        zip(rows.document[a:b].tolist(), rows.start[a:b].tolist(), rows.length[a:b].tolist(), strict=True)
-    )
+    return list(zip(rows.document[a:b].tolist(), rows.start[a:b].tolist(), rows.length[a:b].tolist(), strict=True))
 
 
 def test_tensors_are_the_documents(store: TokenStore) -> None:
@@ -93,26 +89,15 @@ def test_an_epoch_trains_every_token_once(store: TokenStore) -> None:
     data = batches(store)
     for epoch in range(2):
         steps = range(epoch * data.steps_per_epoch, (epoch + 1) * data.steps_per_epoch)
-        rows = [
-            row
-            for s in steps
-            for r in range(2)
-            for b in data.micro_batches(s, r)
-            for row in b.rows
-            if row >= 0
-        ]
+        rows = [row for s in steps for r in range(2) for b in data.micro_batches(s, r) for row in b.rows if row >= 0]
         assert sorted(rows) == list(range(data.num_rows))
         seen = [(d, start + i) for s in steps for d, start, n in data.documents(s) for i in range(n)]
         assert sorted(seen) == [(d, i) for d, n in enumerate(store.lengths) for i in range(n - 1)]
         assert sum(data.num_trainable(s) for s in steps) == data.epoch_tokens == store.num_trainable
 
 
-@pytest.mark.parametrize(
-    ("micro", "accumulation", "world"), [(12, 1, 1), (1, 12, 1), (3, 1, 4), (1, 4, 3), (2, 3, 2)]
-)
-def test_steps_do_not_depend_on_the_split(
-    store: TokenStore, micro: int, accumulation: int, world: int
-) -> None:
+@pytest.mark.parametrize(("micro", "accumulation", "world"), [(12, 1, 1), (1, 12, 1), (3, 1, 4), (1, 4, 3), (2, 3, 2)])
+def test_steps_do_not_depend_on_the_split(store: TokenStore, micro: int, accumulation: int, world: int) -> None:
     one, other = batches(store, 4, 3, 1), batches(store, micro, accumulation, world)
     assert one.steps_per_epoch == other.steps_per_epoch
     for step in range(2 * one.steps_per_epoch):
@@ -121,9 +106,7 @@ def test_steps_do_not_depend_on_the_split(
         assert len(parts) == accumulation * world
         trained = sum(batch.num_trainable for batch in parts)
         assert trained == one.num_trainable(step) == other.num_trainable(step)
-        assert sorted(row for batch in parts for row in batch.rows if row >= 0) == sorted(
-            one.rows(step).tolist()
-        )
+        assert sorted(row for batch in parts for row in batch.rows if row >= 0) == sorted(one.rows(step).tolist())
 
 
 def test_pure_in_any_order_of_asking(store: TokenStore) -> None:
@@ -180,9 +163,7 @@ def test_any_lengths_and_any_split(
         for rank in range(split[2]):
             for batch in data.micro_batches(step, rank):
                 rows = [pieces_of(data, row) if row >= 0 else [] for row in batch.rows]
-                assert batch.num_trainable == sum(
-                    check_row(store, batch, i, row) for i, row in enumerate(rows)
-                )
+                assert batch.num_trainable == sum(check_row(store, batch, i, row) for i, row in enumerate(rows))
                 total += batch.num_trainable
     assert total == store.num_trainable
 

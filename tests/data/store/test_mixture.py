@@ -28,8 +28,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
         for line, n in enumerate(lengths):
             writer.add([1, *rng.integers(10, 1000, n - 2).tolist(), 2], None, file, line + 1, n)
         tokens = sum(lengths)
-        totals.append({"path": f"{file}.jsonl", "records": documents + 1, "rejected": 1, "documents": documents,
-                       "tokens": tokens, "trainable_tokens": tokens - documents})  # fmt: skip
+        totals.append(
+            {
+                "path": f"{file}.jsonl",
+                "records": documents + 1,
+                "rejected": 1,
+                "documents": documents,
+                "tokens": tokens,
+                "trainable_tokens": tokens - documents,
+            }
+        )
     return TokenStore.open(writer.finish({"sources": totals}))
 
 

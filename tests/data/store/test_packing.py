@@ -46,9 +46,7 @@ def test_rows_are_as_full_as_plain_best_fit_decreasing_makes_them(
     pieces = sorted(split(np.array(lengths, np.int64), row_length)[2].tolist(), reverse=True)
     used: list[int] = []
     for piece in pieces:
-        fullest = max(
-            (i for i, n in enumerate(used) if n + piece <= row_length), key=used.__getitem__, default=None
-        )
+        fullest = max((i for i, n in enumerate(used) if n + piece <= row_length), key=used.__getitem__, default=None)
         if fullest is None:
             used.append(piece)
         else:
@@ -76,8 +74,7 @@ def test_pure_and_seeded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "floor"),
-    [("texts", 0.99), ("short conversations", 0.99), ("uniform", 0.99), ("just above half", 0.51)],
+    ("name", "floor"), [("texts", 0.99), ("short conversations", 0.99), ("uniform", 0.99), ("just above half", 0.51)]
 )
 def test_fill(name: str, floor: float) -> None:
     rng = np.random.default_rng(0)
@@ -119,11 +116,7 @@ def test_shuffled_never_changes() -> None:
     from minimind.data.store.packing import _mix
 
     state = np.array([0x9E3779B97F4A7C15 * i % 2**64 for i in range(3)], np.uint64)
-    assert [hex(x) for x in _mix(state).tolist()] == [
-        "0xe220a8397b1dcdaf",
-        "0x6e789e6aa1b965f4",
-        "0x6c45d188009454f",
-    ]
+    assert [hex(x) for x in _mix(state).tolist()] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4", "0x6c45d188009454f"]
     assert shuffled(8, 3, 1).tolist() == [3, 4, 2, 0, 6, 5, 7, 1]
     assert len({tuple(shuffled(50, seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
 

@@ -61,9 +61,7 @@ def quiet(_: str) -> None:
     return None
 
 
-def test_pretraining_texts_come_back_from_the_store(
-    tmp_path: Path, cache: Path, tokenizer: Tokenizer
-) -> None:
+def test_pretraining_texts_come_back_from_the_store(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> None:
     draw = random.Random(1)
     texts = [" ".join(draw.choices(WORDS, k=draw.randrange(1, 400))) for _ in range(300)]
     first = write(tmp_path / "a.jsonl", [{"text": text} for text in texts[:200]])
@@ -75,9 +73,7 @@ def test_pretraining_texts_come_back_from_the_store(
         assert (ids[0], ids[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
         assert tokenizer.decode(ids[1:-1]) == text
         assert store.document_bytes[index] == len(text.encode())
-        assert store.source(index) == (
-            (str(first), index + 1) if index < 200 else (str(second), 2 * (index - 200) + 1)
-        )
+        assert store.source(index) == ((str(first), index + 1) if index < 200 else (str(second), 2 * (index - 200) + 1))
     assert counts(store.path)["tokens"] == store.num_tokens
     assert counts(store.path)["trainable_tokens"] == store.num_trainable == store.num_tokens - 300
 
@@ -133,9 +129,7 @@ def test_strict_stops_after_twenty(tmp_path: Path, cache: Path, tokenizer: Token
     assert str(caught.value).count("\n") == 20
 
 
-def test_a_whole_file_of_the_wrong_kind_is_one_line(
-    tmp_path: Path, cache: Path, tokenizer: Tokenizer
-) -> None:
+def test_a_whole_file_of_the_wrong_kind_is_one_line(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> None:
     path = write(tmp_path / "a.jsonl", [{"chosen": "a", "rejected": "b"}] * 100)
     with pytest.raises(UserError) as caught:
         prepare([path], tokenizer, kind="sft", cache_dir=cache, say=quiet)
@@ -165,9 +159,7 @@ def test_files_without_a_record(tmp_path: Path, cache: Path, tokenizer: Tokenize
         prepare([], tokenizer, cache_dir=cache, say=quiet)
 
 
-def test_too_long_conversations_are_shortened_or_counted(
-    tmp_path: Path, cache: Path, tokenizer: Tokenizer
-) -> None:
+def test_too_long_conversations_are_shortened_or_counted(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> None:
     short, long = "sea", "山水" * 200
     rows = [
         talk(short, short),
@@ -191,13 +183,7 @@ def test_too_long_conversations_are_shortened_or_counted(
     assert opened.document_bytes[2] < len(long.encode())
     assert len([line for line in said if line.startswith("  ")]) == 4
     with pytest.raises(UserError, match="nothing to train on"):
-        prepare(
-            [write(tmp_path / "b.jsonl", [rows[3]])],
-            tokenizer,
-            kind="sft",
-            max_seq_length=60,
-            cache_dir=cache,
-        )
+        prepare([write(tmp_path / "b.jsonl", [rows[3]])], tokenizer, kind="sft", max_seq_length=60, cache_dir=cache)
 
 
 def test_long_texts_are_never_cut(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> None:
@@ -282,9 +268,7 @@ def test_a_changed_file_of_the_same_size_and_second_makes_a_new_store(
     assert prepare([path], tokenizer, cache_dir=cache, say=quiet) != first
 
 
-def test_a_named_output_is_replaced_when_its_source_changes(
-    tmp_path: Path, cache: Path, tokenizer: Tokenizer
-) -> None:
+def test_a_named_output_is_replaced_when_its_source_changes(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> None:
     path, output = write(tmp_path / "a.jsonl", [{"text": "sea"}]), tmp_path / "deep" / "store"
     assert prepare([path], tokenizer, output, cache_dir=cache, say=quiet) == output
     write(path, [{"text": "sky"}, {"text": "sea"}])
@@ -314,9 +298,7 @@ def test_stdin_is_a_source(cache: Path, tokenizer: Tokenizer, monkeypatch: pytes
     assert not list((cache / "spool").glob("*/*"))
 
 
-def test_a_foreign_encoding_is_said_with_its_confidence(
-    tmp_path: Path, cache: Path, tokenizer: Tokenizer
-) -> None:
+def test_a_foreign_encoding_is_said_with_its_confidence(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("滚滚长江东逝水，浪花淘尽英雄。是非成败转头空，青山依旧在。".encode("gb18030"))
     said: list[str] = []
@@ -387,9 +369,7 @@ def killed(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> Path:
     return path
 
 
-def test_a_killed_run_leaves_no_store_no_lock_and_no_debris(
-    killed: Path, cache: Path, tokenizer: Tokenizer
-) -> None:
+def test_a_killed_run_leaves_no_store_no_lock_and_no_debris(killed: Path, cache: Path, tokenizer: Tokenizer) -> None:
     assert not list(cache.glob("stores/*/manifest.json"))
     said: list[str] = []
     store = prepare([killed], tokenizer, cache_dir=cache, say=said.append)
@@ -421,8 +401,11 @@ def process(path: Path, cache: Path, tokenizer: Tokenizer, limit: int = 0) -> su
     """Another process that prepares ``path``; it has just begun. ``limit``: bytes that a file may have."""
     started = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(path), str(tokenizer.path), str(cache), str(limit)],
-        cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert started.stdout is not None
     assert started.stdout.readline() == "start\n"
     return started
@@ -436,9 +419,7 @@ def larger(tmp_path: Path) -> Path:
     return write(tmp_path / "larger.jsonl", rows)
 
 
-def test_killed_at_any_moment_a_store_is_finished_or_absent(
-    larger: Path, cache: Path, tokenizer: Tokenizer
-) -> None:
+def test_killed_at_any_moment_a_store_is_finished_or_absent(larger: Path, cache: Path, tokenizer: Tokenizer) -> None:
     draw, unfinished = random.Random(4), 0
     for number in range(8):
         started = process(larger, cache, tokenizer)
@@ -455,9 +436,7 @@ def test_killed_at_any_moment_a_store_is_finished_or_absent(
     assert sorted(entry.name for entry in store.parent.iterdir()) == [store.name, store.name + ".lock"]
 
 
-def test_processes_that_prepare_the_same_file_make_one_store(
-    larger: Path, cache: Path, tokenizer: Tokenizer
-) -> None:
+def test_processes_that_prepare_the_same_file_make_one_store(larger: Path, cache: Path, tokenizer: Tokenizer) -> None:
     running = [process(larger, cache, tokenizer) for _ in range(3)]
     said = [started.communicate(timeout=PATIENCE)[1] for started in running]
     assert [started.returncode for started in running] == [0, 0, 0]
@@ -510,11 +489,10 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, cache: Path, tokeniz
 
 
 def test_workers_need_no_torch() -> None:
-    code = "import sys, minimind.data.store.prepare as p; sys.exit(any(m in sys.modules for m in ('torch', 'deepspeed')))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode
-        == 0
+    code = (
+        "import sys, minimind.data.store.prepare as p; sys.exit(any(m in sys.modules for m in ('torch', 'deepspeed')))"
     )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode == 0
 
 
 def test_no_more_bytes_are_worked_on_at_once_than_the_budget() -> None:

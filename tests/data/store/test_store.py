@@ -195,9 +195,7 @@ def small_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("flush_at", [1000, 1 << 20])
-def test_a_full_disk_is_said_and_leaves_nothing(
-    tmp_path: Path, flush_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, flush_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FLUSH_TOKENS", flush_at)
     writer = StoreWriter(tmp_path / "store", 100)
 
@@ -218,18 +216,14 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         StoreWriter(tmp_path / "file" / "store", 100)
 
 
-@pytest.mark.parametrize(
-    "name", ["tokens.bin", "offsets.npy", "trainable.bin", "source_line.npy", "bytes.npy"]
-)
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "trainable.bin", "source_line.npy", "bytes.npy"])
 def test_damage_is_named(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "store", kind="sft")
     file = path / name
     size = file.stat().st_size
     for damaged in (size - 1, size + 1):
         os.truncate(file, damaged)
-        with pytest.raises(
-            UserError, match=rf"{name} has \d+ bytes, the manifest says \d+; .*prepare it again"
-        ):
+        with pytest.raises(UserError, match=rf"{name} has \d+ bytes, the manifest says \d+; .*prepare it again"):
             TokenStore.open(path)
     file.unlink()
     with pytest.raises(UserError, match=rf"{name}: No such file"):

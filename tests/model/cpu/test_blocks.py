@@ -76,9 +76,7 @@ def test_precision_of_other_products_is_left_as_it_was() -> None:
 def test_a_block_sees_from_its_first_document_on() -> None:
     first, second = make_blocks([5, 6, 3], size=8)
     assert (first.start, first.end, second.start, second.end) == (0, 8, 8, 14)
-    visible = [
-        [key + second.first_key for key in row.nonzero()[:, 0].tolist()] for row in second.mask[:, 0] == 0
-    ]
+    visible = [[key + second.first_key for key in row.nonzero()[:, 0].tolist()] for row in second.mask[:, 0] == 0]
     assert visible[0] == [5, 6, 7, 8]  # token 8, of the second document (5 to 10)
     assert visible[-1] == [11, 12, 13]  # token 13, of the third
 

@@ -24,9 +24,7 @@ def plain_projections(x: Tensor, gain: Tensor, *weights: Tensor) -> tuple[Tensor
 
 
 def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    upstream = [
-        torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out.dtype) for out in outputs
-    ]
+    upstream = [torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out.dtype) for out in outputs]
     return torch.autograd.grad(outputs, inputs, upstream)
 
 
@@ -49,9 +47,7 @@ def test_swiglu_down_is_swiglu_and_a_linear_layer() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_without_gradients_they_give_the_same_bits(dtype: torch.dtype) -> None:
     """Evaluation runs the plain pieces, training the recomputing ones: a loss must not depend on which."""
-    x, gain, weight = (
-        normal(*shape, seed=i).detach().to(dtype) for i, shape in enumerate([(6, 16), (16,), (16, 16)])
-    )
+    x, gain, weight = (normal(*shape, seed=i).detach().to(dtype) for i, shape in enumerate([(6, 16), (16,), (16, 16)]))
     trained = normed_projections(x, gain, EPS, [weight, weight])
     with torch.no_grad():
         evaluated = normed_projections(x, gain, EPS, [weight, weight])

@@ -33,11 +33,7 @@ from minimind.training.checkpoint.directory import (
 )
 from tests.support import save_steps
 
-FILES = {
-    "engine/mp_rank_00_model_states.pt",
-    "engine/zero_pp_rank_0_mp_rank_00_optim_states.pt",
-    "zero_to_fp32.py",
-}
+FILES = {"engine/mp_rank_00_model_states.pt", "engine/zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py"}
 
 
 def test_a_checkpoint_is_complete_and_latest_names_it(tmp_path: Path) -> None:
@@ -121,9 +117,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert [child.name for child in path.parent.iterdir()] == ["step-00000010"]
 
 
-def test_a_step_that_can_not_be_replaced_keeps_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_can_not_be_replaced_keeps_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_steps(tmp_path, 10)
     rename, path = os.rename, tmp_path / "checkpoints" / "step-00000010"
 

@@ -58,8 +58,9 @@ def same(one: PortableState, other: PortableState) -> None:
 def mean_loss(engine: Engine, step: int, rank: int = 0, world: int = 1) -> float:
     """Train step ``step`` of the common data order; this rank's share of the mean loss."""
     result = train_step(engine, split(random_rows(4, seed=step), 4 // world, rank, world))
-    assert result.update.applied and result.update.lr == pytest.approx(engine.resolved.optimizer.params.get(
-        "muon_lr", engine.resolved.optimizer.params["lr"]) * factor(step))  # fmt: skip
+    assert result.update.applied and result.update.lr == pytest.approx(
+        engine.resolved.optimizer.params.get("muon_lr", engine.resolved.optimizer.params["lr"]) * factor(step)
+    )
     return float(result.loss_sum) / result.tokens
 
 
@@ -154,9 +155,7 @@ def test_the_order_of_zeros_flat_tensors_may_change(tmp_path: Path) -> None:
     options = [{"round_robin_gradients": True}, {"parameter_alignment": True}, {}]
     states = []
     for step, option in enumerate(options):
-        engine = Engine(
-            tiny_model(seed=step), layout("fp16 2", zero_optimization={"stage": 2, **option}), factor
-        )
+        engine = Engine(tiny_model(seed=step), layout("fp16 2", zero_optimization={"stage": 2, **option}), factor)
         if step:
             engine.load(tmp_path / str(step - 1))
         else:
@@ -167,9 +166,7 @@ def test_the_order_of_zeros_flat_tensors_may_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_dynamic_loss_scale_goes_on_in_another_layout_and_a_fixed_one_is_the_configurations(
-    tmp_path: Path,
-) -> None:
+def test_a_dynamic_loss_scale_goes_on_in_another_layout_and_a_fixed_one_is_the_configurations(tmp_path: Path) -> None:
     scaling = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 1, "hysteresis": 1}
     old = Engine(tiny_model(), layout("fp16 1", fp16=scaling), factor)
     mean_loss(old, 0)
@@ -200,9 +197,7 @@ def test_what_cannot_be_cut_anew_is_refused_before_anything_is_loaded(tmp_path: 
     old.save(tmp_path, {"step": 1})
     new = Engine(tiny_model(seed=3), layout("fp32 0", "adamw8bit"), factor)
     before = new.weights()
-    with pytest.raises(
-        UserError, match=r"AdamW8bit.*\(1 rank, bf16, ZeRO stage 1\).*resume with that layout"
-    ):
+    with pytest.raises(UserError, match=r"AdamW8bit.*\(1 rank, bf16, ZeRO stage 1\).*resume with that layout"):
         new.load(tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in new.weights().items())
     assert Engine(tiny_model(), layout("bf16 1", "adamw8bit"), factor).load(tmp_path) == {"step": 1}

@@ -35,9 +35,7 @@ def test_a_copy_is_compact_keeps_aliases_and_is_not_moved_by_later_changes() -> 
     whole.zero_()
     scaler.scale = 4.0
     value = copy.value()
-    assert value["a"].tolist() == list(range(10, 20)) and value["column"].tolist() == list(
-        range(0, 10_000, 100)
-    )
+    assert value["a"].tolist() == list(range(10, 20)) and value["column"].tolist() == list(range(0, 10_000, 100))
     assert value["a"].data_ptr() == value["b"].data_ptr()
     assert value["scaler"].scale == 8.0 and value["n"] == [1, (2,)]
 
@@ -46,9 +44,7 @@ def test_views_of_the_same_data_keep_their_own_shapes_and_flags() -> None:
     square = torch.arange(9.0).view(3, 3)
     weight = torch.nn.Parameter(square)
     value = HostCopy([square, square.t(), square[0], weight, square.view(torch.int32)]).value()
-    for copied, original in zip(
-        value, [square, square.t(), square[0], weight, square.view(torch.int32)], strict=True
-    ):
+    for copied, original in zip(value, [square, square.t(), square[0], weight, square.view(torch.int32)], strict=True):
         assert torch.equal(copied, original) and copied.dtype == original.dtype
         assert copied.requires_grad == original.requires_grad
 
@@ -64,9 +60,7 @@ def leaves(value: Any, where: str = "") -> list[tuple[str, Any]]:
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("name", STATES)
-def test_the_files_are_those_that_deepspeed_writes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_files_are_those_that_deepspeed_writes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from minimind.training.engine.step import train_step
 
     engine = new_engine(name)
@@ -77,9 +71,7 @@ def test_the_files_are_those_that_deepspeed_writes(
     taken = engine.snapshot({"step": 1})
     assert not any(cwd.iterdir())  # nothing touched the disk
     taken.write(ours)
-    engine.ds.save_checkpoint(
-        str(theirs), tag="engine", client_state={"trainer": {"step": 1}}, save_latest=False
-    )
+    engine.ds.save_checkpoint(str(theirs), tag="engine", client_state={"trainer": {"step": 1}}, save_latest=False)
     names = [sorted(str(p.relative_to(d)) for p in d.rglob("*") if p.is_file()) for d in (theirs, ours)]
     assert names[0] == names[1]
     for file in names[0]:

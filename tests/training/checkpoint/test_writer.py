@@ -17,14 +17,7 @@ import pytest
 from minimind.training.checkpoint import directory as checkpoints
 from minimind.training.checkpoint import snapshot, space
 from minimind.training.checkpoint import writer as saver
-from minimind.training.checkpoint.directory import (
-    BEST,
-    LATEST,
-    all_checkpoints,
-    pointed,
-    problem,
-    resolve_resume,
-)
+from minimind.training.checkpoint.directory import BEST, LATEST, all_checkpoints, pointed, problem, resolve_resume
 from tests.support import FakeEngine, fake_saver, run_ranks, save_steps
 from tests.waiting import PATIENCE, wait_for
 
@@ -83,10 +76,7 @@ def test_save_returns_before_the_files_are_written(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("number", "message", "advice"),
-    [
-        (errno.ENOSPC, "No space left on device", "free space"),
-        (errno.EIO, "Input/output error", "check the disk"),
-    ],
+    [(errno.ENOSPC, "No space left on device", "free space"), (errno.EIO, "Input/output error", "check the disk")],
 )
 def test_a_failed_save_is_reported_and_the_last_one_stays(
     number: int, message: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,9 +113,7 @@ def test_after_the_last_save_no_other_is_promised(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_retry_that_succeeds_is_reported_too(
-    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retry_that_succeeds_is_reported_too(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "open_file", failing(times, errno.EIO, "Input/output error"))
     ours = fake_saver(tmp_path)
     ours.save(10, {}, {})
@@ -134,9 +122,7 @@ def test_a_retry_that_succeeds_is_reported_too(
     assert finding.code == "checkpoint-retried" and f"after {times} failed attempts" in finding.message
 
 
-def test_too_little_space_writes_nothing_and_names_the_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_writes_nothing_and_names_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_steps(tmp_path, 10)
     asked = []
 
@@ -195,9 +181,7 @@ def test_a_complete_checkpoint_that_latest_can_not_name_is_kept_and_said(
     assert len(written) == len(set(written))  # the retries did not write the files again
 
 
-def test_an_old_checkpoint_that_can_not_be_deleted_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_checkpoint_that_can_not_be_deleted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise OSError(errno.EACCES, "Permission denied", "old")
 

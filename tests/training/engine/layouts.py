@@ -49,13 +49,9 @@ AXES: dict[str, dict[str, Json]] = {
     },
     "accumulation": {
         "": {},
-        **{
-            name: {"data_types": {"grad_accum_dtype": name}}
-            for name in TOP_LEVEL["data_types"]["grad_accum_dtype"]
-        },
+        **{name: {"data_types": {"grad_accum_dtype": name}} for name in TOP_LEVEL["data_types"]["grad_accum_dtype"]},
     },
-    "optimizer": {kind: _optimizer(kind) for kind in OPTIMIZERS}
-    | {"Adam": _optimizer("Adam", adam_w_mode=False)},
+    "optimizer": {kind: _optimizer(kind) for kind in OPTIMIZERS} | {"Adam": _optimizer("Adam", adam_w_mode=False)},
 }
 # Numbers that reach an update, with a value that is not the default
 NUMBERS: dict[str, tuple[Any, ...]] = {
@@ -74,62 +70,181 @@ _WATCHES = "watches or logs"
 _DISK = "of a disk, which is refused"
 # Each reason is believed by nobody: test_applied_update.py sets all of these keys at once, and nothing may change
 INERT: dict[str, str] = {
-    **dict.fromkeys(("tensorboard", "csv_monitor", "wandb", "comet", "comms_logger", "flops_profiler", "timers",
-                     "steps_per_print", "dump_state", "log_level", "wall_clock_breakdown", "memory_breakdown"),
-                    _WATCHES),
-    **dict.fromkeys((f"zero_optimization.{name}" for name in TOP_LEVEL["zero_optimization"]
-                     if name.startswith("stage3_") or f"stage3_{name}" in TOP_LEVEL["zero_optimization"]), _STAGE_3),
-    **dict.fromkeys((f"zero_optimization.{name}" for name in (
-        "sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients",
-        "zero_quantized_nontrainable_weights", "memory_efficient_linear", "override_module_apply", "offload_param",
-        "cpu_offload_param", "log_trace_cache_warnings", "enable_sanity_checks", "leaf_module",
-        "save_muon_momentum_buffer_in_memory", "offload_optimizer.ratio", "offload_optimizer.super_offload",
-        "offload_optimizer.cpuadam_cores_perc")), _STAGE_3),
-    **dict.fromkeys((f"zero_optimization.{name}" for name in (
-        "pipeline_loading_checkpoint", "offload_optimizer.nvme_path", "offload_optimizer.buffer_count",
-        "offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write", "offload_optimizer.fast_init")), _DISK),
-    "aio": _DISK, "checkpoint": "how checkpoints are written", "datastates_ckpt": "how checkpoints are written",
-    **dict.fromkeys(("activation_checkpointing", "pipeline", "autotuning", "data_efficiency", "tensor_parallel",
-                     "expert_parallel", "hybrid_engine", "weight_quantization", "compile", "torch_autocast",
-                     "zero_optimization.zenflow", "zero_optimization.legacy_stage1",
-                     "zero_optimization.elastic_checkpoint", "zero_optimization.load_from_fp32_weights",
-                     "zero_optimization.compute_grad_norm", "managed_gradient_accumulation",
-                     "fp16.fp16_master_weights_and_grads", "bf16.bf16_master_weights_and_grads",
-                     "bf16.bf16_optimizer_states", "bf16.immediate_grad_update", "bf16.check_grad_overflow"),
-                    "refused, or dropped, unless it is as DeepSpeed's default"),
-    **dict.fromkeys(("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_use_pin_memory", "bfloat16",
-                     "zero_optimization.stage3_gather_fp16_weights_on_model_save"), "an old name of another key"),
-    **dict.fromkeys((f"optimizer.params.{name}" for name in (
-        "torch_adam", "adam_w_mode", "bias_correction", "amsgrad", "fused", "foreach", "fp32_optimizer_states",
-        "set_grad_none")), "which class computes it: the linter chooses, and emits none of them"),
-    **dict.fromkeys(("optimizer.type", "optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps",
-                     "optimizer.params.weight_decay", "train_batch_size", "train_micro_batch_size_per_gpu",
-                     "gradient_accumulation_steps", "gradient_clipping"), "varied or given in every run"),
-    **dict.fromkeys(("fp16.initial_scale_power", "fp16.loss_scale_window", "fp16.hysteresis", "fp16.min_loss_scale",
-                     "fp16.consecutive_hysteresis"), "when the loss scale moves: test_engine.py follows it"),
-    **dict.fromkeys(("sequence_parallel_size", "seq_parallel_communication_data_type",
-                     "use_data_before_expert_parallelism"), "of parallel forms that are refused"),
+    **dict.fromkeys(
+        (
+            "tensorboard",
+            "csv_monitor",
+            "wandb",
+            "comet",
+            "comms_logger",
+            "flops_profiler",
+            "timers",
+            "steps_per_print",
+            "dump_state",
+            "log_level",
+            "wall_clock_breakdown",
+            "memory_breakdown",
+        ),
+        _WATCHES,
+    ),
+    **dict.fromkeys(
+        (
+            f"zero_optimization.{name}"
+            for name in TOP_LEVEL["zero_optimization"]
+            if name.startswith("stage3_") or f"stage3_{name}" in TOP_LEVEL["zero_optimization"]
+        ),
+        _STAGE_3,
+    ),
+    **dict.fromkeys(
+        (
+            f"zero_optimization.{name}"
+            for name in (
+                "sub_group_size",
+                "zero_hpz_partition_size",
+                "zero_quantized_weights",
+                "zero_quantized_gradients",
+                "zero_quantized_nontrainable_weights",
+                "memory_efficient_linear",
+                "override_module_apply",
+                "offload_param",
+                "cpu_offload_param",
+                "log_trace_cache_warnings",
+                "enable_sanity_checks",
+                "leaf_module",
+                "save_muon_momentum_buffer_in_memory",
+                "offload_optimizer.ratio",
+                "offload_optimizer.super_offload",
+                "offload_optimizer.cpuadam_cores_perc",
+            )
+        ),
+        _STAGE_3,
+    ),
+    **dict.fromkeys(
+        (
+            f"zero_optimization.{name}"
+            for name in (
+                "pipeline_loading_checkpoint",
+                "offload_optimizer.nvme_path",
+                "offload_optimizer.buffer_count",
+                "offload_optimizer.pipeline_read",
+                "offload_optimizer.pipeline_write",
+                "offload_optimizer.fast_init",
+            )
+        ),
+        _DISK,
+    ),
+    "aio": _DISK,
+    "checkpoint": "how checkpoints are written",
+    "datastates_ckpt": "how checkpoints are written",
+    **dict.fromkeys(
+        (
+            "activation_checkpointing",
+            "pipeline",
+            "autotuning",
+            "data_efficiency",
+            "tensor_parallel",
+            "expert_parallel",
+            "hybrid_engine",
+            "weight_quantization",
+            "compile",
+            "torch_autocast",
+            "zero_optimization.zenflow",
+            "zero_optimization.legacy_stage1",
+            "zero_optimization.elastic_checkpoint",
+            "zero_optimization.load_from_fp32_weights",
+            "zero_optimization.compute_grad_norm",
+            "managed_gradient_accumulation",
+            "fp16.fp16_master_weights_and_grads",
+            "bf16.bf16_master_weights_and_grads",
+            "bf16.bf16_optimizer_states",
+            "bf16.immediate_grad_update",
+            "bf16.check_grad_overflow",
+        ),
+        "refused, or dropped, unless it is as DeepSpeed's default",
+    ),
+    **dict.fromkeys(
+        (
+            "zero_optimization.cpu_offload",
+            "zero_optimization.cpu_offload_use_pin_memory",
+            "bfloat16",
+            "zero_optimization.stage3_gather_fp16_weights_on_model_save",
+        ),
+        "an old name of another key",
+    ),
+    **dict.fromkeys(
+        (
+            f"optimizer.params.{name}"
+            for name in (
+                "torch_adam",
+                "adam_w_mode",
+                "bias_correction",
+                "amsgrad",
+                "fused",
+                "foreach",
+                "fp32_optimizer_states",
+                "set_grad_none",
+            )
+        ),
+        "which class computes it: the linter chooses, and emits none of them",
+    ),
+    **dict.fromkeys(
+        (
+            "optimizer.type",
+            "optimizer.params.lr",
+            "optimizer.params.betas",
+            "optimizer.params.eps",
+            "optimizer.params.weight_decay",
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+        ),
+        "varied or given in every run",
+    ),
+    **dict.fromkeys(
+        (
+            "fp16.initial_scale_power",
+            "fp16.loss_scale_window",
+            "fp16.hysteresis",
+            "fp16.min_loss_scale",
+            "fp16.consecutive_hysteresis",
+        ),
+        "when the loss scale moves: test_engine.py follows it",
+    ),
+    **dict.fromkeys(
+        ("sequence_parallel_size", "seq_parallel_communication_data_type", "use_data_before_expert_parallelism"),
+        "of parallel forms that are refused",
+    ),
     "scheduler": "the rate of a step: test_engine.py and test_deepspeed_config.py follow it",
     "optimizer.legacy_fusion": "of an optimizer that DeepSpeed would make; ours is handed to it",
     "zero_force_ds_cpu_optimizer": "which optimizers DeepSpeed takes",
     "data_types.buffer_dtype": "there are no buffers",
-    "zero_optimization.allgather_partitions": "not read", "disable_allgather": "not read",
+    "zero_optimization.allgather_partitions": "not read",
+    "disable_allgather": "not read",
     "vocabulary_size": "not read",
-    "disable_python_gc": "Python's memory", "dataloader_drop_last": "of DeepSpeed's loader, which is not used",
-}  # fmt: skip
+    "disable_python_gc": "Python's memory",
+    "dataloader_drop_last": "of DeepSpeed's loader, which is not used",
+}
 
 # Settings that say what holds anyway change no layout
 _DEFAULTS: dict[str, Any] = {
-    "prescale_gradients": False, "gradient_predivide_factor": 1.0, "gradient_allreduce_op": "mean",
-    "fp16.loss_scale": 0, "fp16.auto_cast": False,
+    "prescale_gradients": False,
+    "gradient_predivide_factor": 1.0,
+    "gradient_allreduce_op": "mean",
+    "fp16.loss_scale": 0,
+    "fp16.auto_cast": False,
     "data_types.keep_in_fp32_modules": "auto",
-    "zero_optimization.contiguous_gradients": True, "zero_optimization.reduce_scatter": True,
-    "zero_optimization.use_multi_rank_bucket_allreduce": True, "zero_optimization.overlap_comm": False,
-    "zero_optimization.ignore_unused_parameters": True, "zero_optimization.round_robin_gradients": False,
-    "zero_optimization.parameter_alignment": False, "zero_optimization.offload_optimizer.pin_memory": True,
+    "zero_optimization.contiguous_gradients": True,
+    "zero_optimization.reduce_scatter": True,
+    "zero_optimization.use_multi_rank_bucket_allreduce": True,
+    "zero_optimization.overlap_comm": False,
+    "zero_optimization.ignore_unused_parameters": True,
+    "zero_optimization.round_robin_gradients": False,
+    "zero_optimization.parameter_alignment": False,
+    "zero_optimization.offload_optimizer.pin_memory": True,
     "zero_optimization.reduce_bucket_size": SMALL.model.num_parameters(),  # what the linter fills in
     "zero_optimization.allgather_bucket_size": SMALL.model.num_parameters(),
-}  # fmt: skip
+}
 
 
 def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -162,9 +277,10 @@ class Layout:
         }
         found = {**dict(leaves(resolved.config)), **params}
         switches = tuple(
-            sorted((path, str(value)) for path, value in found.items()
-                   if is_switch(path) and value != _DEFAULTS.get(path))
-        )  # fmt: skip
+            sorted(
+                (path, str(value)) for path, value in found.items() if is_switch(path) and value != _DEFAULTS.get(path)
+            )
+        )
         kind = resolved.optimizer.type
         return cls(resolved.precision, resolved.stage, resolved.offload, accumulation, kind, switches)
 
@@ -273,11 +389,7 @@ def is_tried(path: str, layout: Layout) -> bool:
     """Whether the switch is tried on this base: with one optimizer, unless it is the optimizer's own."""
     if path.startswith("optimizer."):
         return True
-    usual = (
-        "fp32"
-        if layout.precision == "bf16" and (layout.stage, layout.offload) != (1, True)
-        else layout.precision
-    )
+    usual = "fp32" if layout.precision == "bf16" and (layout.stage, layout.offload) != (1, True) else layout.precision
     one = "AdamW" if layout.offload else "Muon"
     return layout.optimizer == one and (layout.accumulation == usual or path in OF_REDUCTION)
 

@@ -95,10 +95,7 @@ class Muon:
 def _optimizers(run: Run, masters: Tensors) -> list[Any]:
     body = [value for name, value in masters.items() if value.ndim == 2 and "embed" not in name]
     rest = [value for name, value in masters.items() if value.ndim == 1 or "embed" in name]
-    groups: list[dict[str, Any]] = [
-        {"params": body, "weight_decay": DECAY},
-        {"params": rest, "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = [{"params": body, "weight_decay": DECAY}, {"params": rest, "weight_decay": 0.0}]
     if run.optimizer == "Lion":
         return [Lion(groups)]
     if run.optimizer == "Muon":

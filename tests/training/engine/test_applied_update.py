@@ -41,7 +41,7 @@ from tests.training.engine.layouts import (
     schema_leaves,
     settings,
     switched,
-)  # fmt: skip
+)
 from tests.training.engine.plain import Run
 
 # Relative to the update's length: where gradients are summed in fp32, and where in half (its rounding is the layout's)
@@ -105,9 +105,7 @@ def try_out(layout: Layout, config: Json, run: Run) -> Difference:
         remarks = tuple(_remarks(engine, layout))
     finally:
         engine.close()
-    return (
-        _compare(layout, run, steps, remarks) if engine.rank == 0 else Difference(layout, run, 0.0, 1.0, "")
-    )
+    return _compare(layout, run, steps, remarks) if engine.rank == 0 else Difference(layout, run, 0.0, 1.0, "")
 
 
 def _steps(engine: Engine, run: Run) -> Iterator[plain.Tensors]:
@@ -148,9 +146,7 @@ def _remarks(engine: Engine, layout: Layout) -> Iterator[str]:
             yield f"{name} is not its master, rounded"
 
 
-def _compare(
-    layout: Layout, run: Run, steps: Sequence[plain.Tensors], remarks: tuple[str, ...]
-) -> Difference:
+def _compare(layout: Layout, run: Run, steps: Sequence[plain.Tensors], remarks: tuple[str, ...]) -> Difference:
     worst = Difference(layout, run, 0.0, 1.0, "", remarks)
     for step, (mine, truth) in enumerate(zip(steps, plain.updates(run), strict=True)):
         for name, expected in truth.items():
@@ -216,9 +212,15 @@ def test_what_is_called_inert_changes_nothing(precision: str, stage: str) -> Non
 
 
 def test_every_key_of_the_schema_is_an_axis_a_switch_or_inert() -> None:
-    unknown = [path for path, kind in schema_leaves().items()
-               if not on_an_axis(path) and not is_inert(path) and kind != "bool" and not isinstance(kind, tuple)
-               and path not in NUMBERS]  # fmt: skip
+    unknown = [
+        path
+        for path, kind in schema_leaves().items()
+        if not on_an_axis(path)
+        and not is_inert(path)
+        and kind != "bool"
+        and not isinstance(kind, tuple)
+        and path not in NUMBERS
+    ]
     assert not unknown, "say in layouts.py what they do to an update"
     assert NUMBERS.keys() <= schema_leaves().keys()
 

@@ -32,8 +32,9 @@ def lock(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holder(lock: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
     process.kill()
@@ -83,30 +84,26 @@ def test_a_holder_that_proc_does_not_show_is_known_to_the_kernel(
     assert "another user or container" in verdict.who
 
 
-def test_a_ninja_that_outlives_its_killed_builder_still_holds_the_directory(
-    lock: Path, tmp_path: Path
-) -> None:
+def test_a_ninja_that_outlives_its_killed_builder_still_holds_the_directory(lock: Path, tmp_path: Path) -> None:
     lock.touch()
     ninja = tmp_path / "ninja"
     ninja.symlink_to(sys.executable)
-    process = subprocess.Popen([ninja, "-c", "print('there', flush=True); input()"], cwd=lock.parent,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [ninja, "-c", "print('there', flush=True); input()"],
+        cwd=lock.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None and process.stdout.readline() == "there\n"
     assert state(lock) == "held"
     process.communicate("\n")
     assert state(lock) == "dead"
 
 
-def test_a_lock_that_other_machines_may_hold_is_never_dead(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_other_machines_may_hold_is_never_dead(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock.touch()
-    for kind, expected in (
-        ("nfs4", "unseen"),
-        ("fuse.sshfs", "unseen"),
-        ("unknown", "unseen"),
-        ("ext4", "dead"),
-    ):
+    for kind, expected in (("nfs4", "unseen"), ("fuse.sshfs", "unseen"), ("unknown", "unseen"), ("ext4", "dead")):
         monkeypatch.setattr(build_lock, "file_system", lambda path, kind=kind: kind)
         assert state(lock) == expected, kind
 
@@ -140,8 +137,7 @@ def test_another_users_lock_is_left_alone(lock: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/home/a b/x", "nfs4"), ("/home/other", "ext4"), ("/", "ext4"), ("/mnt/deep/x", "xfs")],
+    ("path", "kind"), [("/home/a b/x", "nfs4"), ("/home/other", "ext4"), ("/", "ext4"), ("/mnt/deep/x", "xfs")]
 )
 def test_the_file_system_is_that_of_the_deepest_mount(path: str, kind: str, tmp_path: Path) -> None:
     table = tmp_path / "mountinfo"

@@ -106,8 +106,7 @@ def test_a_holder_that_dies_while_we_wait_does_not_keep_us(cache: Path) -> None:
     directory.mkdir()
     lock = directory / "lock"
     code = "import os,sys; os.open(sys.argv[1], os.O_CREAT|os.O_EXCL); print(flush=True); sys.stdin.read()"
-    process = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     lines: list[str] = []
@@ -122,9 +121,7 @@ def test_a_holder_that_dies_while_we_wait_does_not_keep_us(cache: Path) -> None:
     assert not lock.exists()
 
 
-def test_a_lock_that_is_let_go_between_two_looks_is_not_removed(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_is_let_go_between_two_looks_is_not_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who releases it closes the file a moment before deleting it; then another one may have made its own."""
     lock = dead_lock(cache / "cpu_adam")
     verdicts = [build_lock.Verdict("dead", "nobody", 1), build_lock.Verdict("dead", "nobody", 2), None]

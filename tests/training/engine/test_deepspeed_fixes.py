@@ -38,9 +38,7 @@ def test_one_version_everywhere() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.19.7", "0.19.9", "0.20.0", "0.19.80", "0.19.8.post1", "0.19.8rc1"])
-def test_another_version_is_refused_with_what_to_install(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_is_refused_with_what_to_install(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = version_problem(version)
     assert found is not None and version in found and found.endswith(INSTALL)
     known = doctor._version
@@ -56,20 +54,24 @@ def test_a_build_from_source_is_the_same_version() -> None:
 
 def run_launch_script(*lines: str) -> subprocess.CompletedProcess[str]:
     """launch/pretrain.py after ``lines``, in a process of its own."""
-    code = "\n".join([
-        "import sys", *lines,
-        "from minimind.training.process.start import start",
-        "sys.argv = ['pretrain.py', '--deepspeed_config', 'ds_configs/fp32.json', '--max-steps', '1']",
-        "start('minimind.training.run.main', 'pretrain')",
-    ])  # fmt: skip
+    code = "\n".join(
+        [
+            "import sys",
+            *lines,
+            "from minimind.training.process.start import start",
+            "sys.argv = ['pretrain.py', '--deepspeed_config', 'ds_configs/fp32.json', '--max-steps', '1']",
+            "start('minimind.training.run.main', 'pretrain')",
+        ]
+    )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
 
 
 def test_a_run_with_another_version_ends_in_one_line() -> None:
     done = run_launch_script(
-        "from importlib import metadata", "known = metadata.version",
+        "from importlib import metadata",
+        "known = metadata.version",
         "metadata.version = lambda name: '0.20.1' if name == 'deepspeed' else known(name)",
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert done.stderr.strip() == f"error: {version_problem('0.20.1')}"
 
@@ -78,7 +80,7 @@ def test_a_run_without_a_private_name_ends_in_one_line() -> None:
     done = run_launch_script(
         "from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer",
         "del DeepSpeedZeroOptimizer._update_scale",
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: ") and "_update_scale is gone or changed" in last and INSTALL in last

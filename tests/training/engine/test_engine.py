@@ -324,8 +324,7 @@ def test_nothing_of_a_skipped_step_is_left_in_the_next(name: str, micro: int) ->
 @pytest.mark.usefixtures("one_rank")
 def test_offload_uses_deepspeeds_cpu_adam_and_agrees_with_torch() -> None:
     engines = [
-        Engine(tiny_model(), load(name), lambda step: 1.0)
-        for name in ("bf16_zero2_offload.json", "bf16_zero2.json")
+        Engine(tiny_model(), load(name), lambda step: 1.0) for name in ("bf16_zero2_offload.json", "bf16_zero2.json")
     ]
     assert type(engines[0].ds.basic_optimizer).__name__ == "DeepSpeedCPUAdam"
     for step in range(3):
@@ -337,9 +336,7 @@ def test_offload_uses_deepspeeds_cpu_adam_and_agrees_with_torch() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize(
-    "name", ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "muon.json"]
-)
+@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "muon.json"])
 def test_resumed_engine_goes_on_bitwise(name: str, tmp_path: Path) -> None:
     def new() -> Engine:
         return Engine(tiny_model(), load(name), lambda step: 1.0 / (step + 1))
@@ -421,13 +418,8 @@ def test_the_new_configuration_wins_over_the_pickled_one(tmp_path: Path) -> None
     train_step(old, split(random_rows(2, seed=0), 2))
     old.save(tmp_path, {})
     fp16 = {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 7}
-    optimizer = {
-        "type": "AdamW",
-        "params": {"lr": 5e-3, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.0},
-    }
-    new = Engine(
-        tiny_model(), load("fp16.json", fp16=fp16, gradient_clipping=0.5, optimizer=optimizer), lambda s: 1.0
-    )
+    optimizer = {"type": "AdamW", "params": {"lr": 5e-3, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.0}}
+    new = Engine(tiny_model(), load("fp16.json", fp16=fp16, gradient_clipping=0.5, optimizer=optimizer), lambda s: 1.0)
     new.load(tmp_path)
     assert new.optimizer.clip_grad == 0.5
     assert new.optimizer.loss_scaler.scale_window == 7
@@ -473,13 +465,7 @@ def test_the_schedule_may_change_to_deepspeeds_and_back(kind: str, tmp_path: Pat
     assert rates(go_on(ours, tmp_path / "theirs"), 2) == pytest.approx([2e-3 / 4, 2e-3 / 5])
 
 
-LOWEST = {
-    "adamw8bit.json": 2.6,
-    "lion.json": 2.6,
-    "muon.json": 2.6,
-    "bf16.json": 2.6,
-    "bf16_zero2_offload.json": 2.6,
-}
+LOWEST = {"adamw8bit.json": 2.6, "lion.json": 2.6, "muon.json": 2.6, "bf16.json": 2.6, "bf16_zero2_offload.json": 2.6}
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -501,9 +487,7 @@ def test_each_optimizer_trains(name: str) -> None:
 SOURCE_CONFIGS = ["fp32.json", "bf16.json", "fp16_zero2.json", "bf16_zero2_offload.json"]
 
 
-def steps_with_sources(
-    by_source: bool, names: list[str], world: int
-) -> list[tuple[torch.Tensor, list[StepMetrics]]]:
+def steps_with_sources(by_source: bool, names: list[str], world: int) -> list[tuple[torch.Tensor, list[StepMetrics]]]:
     """For each config three steps (micro 2, accumulation 2 at two ranks): weights after them, and what is reported."""
     results = []
     for name in names:
@@ -553,10 +537,7 @@ def test_losses_by_source_change_nothing_that_is_trained() -> None:
             nats, tokens = truth[found.source]
             assert found.tokens == tokens
             assert found.loss == pytest.approx(nats / tokens, rel=1e-3)
-        assert [found.source for found in more[-1].sources] == [
-            "even",
-            "odd",
-        ]  # of the third there was nothing
+        assert [found.source for found in more[-1].sources] == ["even", "odd"]  # of the third there was nothing
 
 
 @pytest.mark.slow

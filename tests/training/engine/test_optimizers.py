@@ -62,9 +62,7 @@ def test_muon_on_a_padded_flat_partition_equals_whole_matrices() -> None:
 
 
 @pytest.mark.parametrize("cuts", [(0, 164), (0, 40, 70, 100, 164), (0, 1, 163, 164)])
-def test_muon_of_one_shape_together_equals_one_by_one(
-    cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_muon_of_one_shape_together_equals_one_by_one(cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs on a GPU, on any rank's slice, matrices of one shape not beside each other."""
     shapes = [(8, 4), (4, 8), (6, 6), (4, 8), (8, 4)]
     whole = torch.randn(164, generator=torch.Generator().manual_seed(3))
@@ -130,9 +128,7 @@ def test_unknown_type_names_the_choices() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_muon_iterates_in_bf16_where_the_hardware_multiplies_it(
-    native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_muon_iterates_in_bf16_where_the_hardware_multiplies_it(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "detect", lambda: Hardware("cpu", fp16=False, bf16=native))
     built = build_optimizer(nn.Linear(4, 4, bias=False), "Muon", {"lr": 0.01, "muon_lr": 0.02})
     assert isinstance(built, Muon)

@@ -44,8 +44,9 @@ def batches(*counts: int) -> list[Any]:
 def test_tokens_are_counted_on_all_ranks_before_the_first_forward() -> None:
     engine = FakeEngine(other=[10.0, 0.0, 0.0])
     result = train_step(engine, batches(3, 0, 7))
-    assert engine.calls == ["sum"] + [call for last in (False, False, True) for call in
-                                      (("forward", last), "backward")] + ["update"]  # fmt: skip
+    assert engine.calls == ["sum"] + [
+        call for last in (False, False, True) for call in (("forward", last), "backward")
+    ] + ["update"]
     assert result.tokens == 20
     assert result.update == "the update"
     assert float(result.loss_sum) == 2.0 * 10

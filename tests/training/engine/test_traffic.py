@@ -15,12 +15,7 @@ from minimind.training.engine.step import train_step
 from tests.support import CPU, DS_CONFIGS, RowBatch, random_rows, run_ranks, split, tiny_config, tiny_model
 
 ACCUMULATION, RANKS = 4, 2
-SIZES = {
-    "fp32.json": 4,
-    "bf16.json": 2,
-    "fp16.json": 2,
-    "bf16_zero2.json": 2,
-}  # bytes of a gradient on the wire
+SIZES = {"fp32.json": 4, "bf16.json": 2, "fp16.json": 2, "bf16_zero2.json": 2}  # bytes of a gradient on the wire
 
 
 def in_phases(engine: Engine, traffic: Traffic) -> Engine:
@@ -80,17 +75,13 @@ def test_stage_2_reduces_in_every_micro_batch(measured: dict[str, dict[str, Any]
     # DeepSpeed 0.19.8 all-reduces the bucket (use_multi_rank_bucket_allreduce) where the paper has a reduce-scatter
     found = measured["bf16_zero2.json"]
     gradients = [call for call in found["calls"] if call[0].startswith("micro-batch")]
-    assert gradients == [
-        (f"micro-batch {i}", "all_reduce", found["parameters"] * 2) for i in range(ACCUMULATION)
-    ]
+    assert gradients == [(f"micro-batch {i}", "all_reduce", found["parameters"] * 2) for i in range(ACCUMULATION)]
 
 
 @pytest.mark.parametrize("name", ["bf16.json", "fp16.json", "bf16_zero2.json"])
 def test_partitioned_weights_are_gathered_once(measured: dict[str, dict[str, Any]], name: str) -> None:
     found = measured[name]
-    gathered = [
-        size for phase, kind, size in found["calls"] if phase == "update" and kind.startswith("all_gather")
-    ]
+    gathered = [size for phase, kind, size in found["calls"] if phase == "update" and kind.startswith("all_gather")]
     padding = 64 * RANKS * SIZES[name]  # by parameter group
     assert found["parameters"] * SIZES[name] <= sum(gathered) <= found["parameters"] * SIZES[name] + padding
 

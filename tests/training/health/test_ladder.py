@@ -74,9 +74,7 @@ def test_the_window_is_left_out_of_the_data_and_nothing_else() -> None:
 
 def test_overlapping_windows_leave_out_their_union() -> None:
     windows = [(5, 10), (8, 12), (11, 11)]
-    past = [
-        Rollback(i, "rollback", "spike", "", 1, 2, 0, 0, window, 0.5, 10) for i, window in enumerate(windows)
-    ]
+    past = [Rollback(i, "rollback", "spike", "", 1, 2, 0, 0, window, 0.5, 10) for i, window in enumerate(windows)]
     assert [data_step(step, past) for step in range(8)] == [0, 1, 2, 3, 4, 13, 14, 15]
 
 

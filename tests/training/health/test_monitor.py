@@ -64,9 +64,18 @@ def healthy(
         lr = 1e-3 * warm * (0.55 + 0.45 * math.cos(math.pi * progress))
         pace = None if step <= 10 else 8000 * math.exp(rng.gauss(0, 0.1))
         metrics = StepMetrics(
-            step, tokens, clean * (1 + rng.gauss(0, noise)), norm if applied else math.inf, lr,
-            scale if fp16 else None, skipped, applied, pace, 5.0, step / 1000,
-        )  # fmt: skip
+            step,
+            tokens,
+            clean * (1 + rng.gauss(0, noise)),
+            norm if applied else math.inf,
+            lr,
+            scale if fp16 else None,
+            skipped,
+            applied,
+            pace,
+            5.0,
+            step / 1000,
+        )
         memory = int(2 * GIB + 0.4 * GIB * (1 - math.exp(-step / 100)) + rng.gauss(0, 2e6))
         held_out = clean + 0.05 + rng.gauss(0, 0.005) if step % EVERY == 0 else None
         yield Seen(metrics, memory, rng.uniform(0, 0.02), held_out)
@@ -105,8 +114,10 @@ def test_a_small_model_that_falls_fast_is_silent() -> None:
         return with_metrics(seen, loss=loss, grad_norm=max(0.2, 4 * (1 + step / 10) ** -0.6))
 
     for seed in range(2):
-        run = (fast(seen, seen.metrics.step, random.Random(seen.metrics.step + seed))
-               for seen in healthy(seed, False, steps=700))  # fmt: skip
+        run = (
+            fast(seen, seen.metrics.step, random.Random(seen.metrics.step + seed))
+            for seen in healthy(seed, False, steps=700)
+        )
         assert observe(Health(), run) == []
 
 
@@ -214,10 +225,7 @@ def test_a_code_comes_again_only_after_it_healed() -> None:
         return with_metrics(seen, loss=math.nan) if step in (500, 501, 590, 900) else seen
 
     found = observe(Health(), sick(two_episodes, 0))
-    assert [(finding.code, finding.step) for finding in found] == [
-        ("loss-not-finite", 500),
-        ("loss-not-finite", 900),
-    ]
+    assert [(finding.code, finding.step) for finding in found] == [("loss-not-finite", 500), ("loss-not-finite", 900)]
 
 
 def test_an_episode_ends_after_exactly_so_many_healthy_steps() -> None:
@@ -287,9 +295,7 @@ def test_thresholds_come_from_the_configuration() -> None:
     assert [finding.code for finding in found] == ["loss-scale-low"]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"spike_zz": 3}, {"spike_z": -1}, {"grad_norm_band": (2, 1)}, {"overflow_rate": 2}]
-)
+@pytest.mark.parametrize("wrong", [{"spike_zz": 3}, {"spike_z": -1}, {"grad_norm_band": (2, 1)}, {"overflow_rate": 2}])
 def test_wrong_thresholds_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         HealthConfig(**wrong)  # type: ignore[arg-type]

@@ -46,9 +46,7 @@ def test_an_applied_step_in_between_is_health() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_is_not_healed_by_any_scale(loss: float) -> None:
-    trouble = feed(
-        watch(dynamic=True), [numbers(step, loss, applied=False, scale=8.0) for step in range(5, 20)]
-    )
+    trouble = feed(watch(dynamic=True), [numbers(step, loss, applied=False, scale=8.0) for step in range(5, 20)])
     assert trouble is not None
     assert (trouble.code, trouble.step, trouble.onset) == ("not-finite", 7, 5)
 
@@ -127,9 +125,7 @@ STORIES = {
 @pytest.mark.parametrize(
     ("story", "cuts"), [("spike", (50, 101, 110)), ("overflow", (100, 104)), ("not finite", (101,))]
 )
-def test_a_watch_that_is_saved_and_loaded_comes_to_the_same_verdict(
-    story: str, cuts: tuple[int, ...]
-) -> None:
+def test_a_watch_that_is_saved_and_loaded_comes_to_the_same_verdict(story: str, cuts: tuple[int, ...]) -> None:
     steps, expected = STORIES[story], feed(watch(dynamic=True), STORIES[story])
     assert expected is not None
     for cut in cuts:

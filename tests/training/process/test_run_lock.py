@@ -37,9 +37,12 @@ WAIT = "print('held', flush=True)\nsys.stdin.read()\n"
 def holding(run_dir: Path, code: str = WAIT) -> subprocess.Popen[str]:
     """Another process that holds ``run_dir`` until it is killed."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD + code, str(run_dir)], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", HOLD + code, str(run_dir)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout and process.stdout.readline().startswith("held")
     return process
 
@@ -119,9 +122,7 @@ def failing(code: int) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_said(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_said(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", failing(code))
     (finding,) = RunLock().take(tmp_path)
     assert finding.code == "run-not-locked" and os.strerror(code) in finding.message
@@ -177,9 +178,7 @@ def test_what_stays_behind(tmp_path: Path) -> None:
     assert (tmp_path / "used" / FILE_NAME).read_bytes() == b""  # names nobody who is gone
 
 
-def test_two_runs_in_one_directory(
-    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_in_one_directory(files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def tree() -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
@@ -204,13 +203,9 @@ def test_two_runs_in_one_directory(
     assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "3", "--resume") == 0
 
 
-def test_a_lock_file_is_no_earlier_run_and_a_refused_run_leaves_nothing(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_lock_file_is_no_earlier_run_and_a_refused_run_leaves_nothing(files: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / FILE_NAME).write_text(
-        '{"pid": 1}'
-    )  # of a run that was killed before it wrote anything
+    (tmp_path / "run" / FILE_NAME).write_text('{"pid": 1}')  # of a run that was killed before it wrote anything
     assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "1") == 0
     assert not [f for f in records(tmp_path / "run", "finding") if f["code"] == "earlier-run"]
     assert launch("pretrain", "fp32.json", files, tmp_path / "run", "--max-steps", "1") == 0

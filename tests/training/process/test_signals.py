@@ -37,9 +37,14 @@ BEFORE = "stopped by SIGTERM before the first step: nothing was trained"
 def start(code: str, **environment: str) -> subprocess.Popen[str]:
     """A Python that prints "ready" when the signal may come."""
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout and process.stdout.readline() == "ready\n"
     return process
 

@@ -21,17 +21,7 @@ from minimind.config.run import load_run_config
 from minimind.config.watchdog import WatchdogConfig
 from minimind.training.checkpoint.writer import Saver
 from minimind.training.process.hang import debugged, resume_command, write_stacks
-from minimind.training.process.watchdog import (
-    EVALUATION,
-    EXPORT,
-    SAVE,
-    START,
-    STEP,
-    WRITE,
-    Pace,
-    Watchdog,
-    attended,
-)
+from minimind.training.process.watchdog import EVALUATION, EXPORT, SAVE, START, STEP, WRITE, Pace, Watchdog, attended
 from tests.support import DS_CONFIGS, FakeEngine, OneRank
 from tests.training.run.test_main import SMALL, launch
 from tests.training.run.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
@@ -67,9 +57,7 @@ def test_silence_beyond_the_limit_is_a_hang_and_a_beat_ends_it() -> None:
 
 
 @pytest.mark.parametrize(("every", "limit"), [(0.1, 600), (59, 600), (61, 610), (500, 5000)])
-def test_the_limit_follows_the_longest_of_the_phase_and_is_never_below_ten_minutes(
-    every: float, limit: float
-) -> None:
+def test_the_limit_follows_the_longest_of_the_phase_and_is_never_below_ten_minutes(every: float, limit: float) -> None:
     pace = at_work(STEP, every=every)
     pace.beat(MAIN, STEP)
     assert pace.limit(STEP) == pytest.approx(limit)
@@ -190,11 +178,7 @@ def test_the_section_of_the_yaml(tmp_path: Path) -> None:
         assert (config.watchdog.enabled, config.watchdog.limit) == (enabled, limit)
         path.write_text(config.dump_yaml())
         assert load_run_config(path).watchdog == config.watchdog
-    for text, message in [
-        ("{limt: 5}", '"limt".*limit'),
-        ("{limit: 0}", "greater than 0"),
-        ("{limit: x}", "limit"),
-    ]:
+    for text, message in [("{limt: 5}", '"limt".*limit'), ("{limit: 0}", "greater than 0"), ("{limit: x}", "limit")]:
         path.write_text(f"watchdog: {text}\n")
         with pytest.raises(UserError, match=f"run.yaml:1: .*{message}"):
             load_run_config(path)
@@ -254,32 +238,17 @@ def test_everything_that_a_run_does_beats(
     monkeypatch.setattr(Watchdog, "beat", beat)
     options = ("--max-steps", "2", "--set", "eval_steps=1", "--set", "gradient_accumulation_steps=2")
     assert launch("pretrain", "fp32.json", files, tmp_path, *options) == 0
-    assert [step for phase, step in beats if phase == STEP] == [
-        1,
-        1,
-        1,
-        2,
-        2,
-        2,
-    ]  # before each micro-batch, too
+    assert [step for phase, step in beats if phase == STEP] == [1, 1, 1, 2, 2, 2]  # before each micro-batch, too
     phases = [phase for phase, _ in beats if phase != WRITE]
     order = list(dict.fromkeys(phases))
     assert order == [START, STEP, EVALUATION, SAVE, EXPORT]
     assert phases.count(EVALUATION) >= 2 * 2 and sum(phase == WRITE for phase, _ in beats) > 4
-    assert threading.active_count() == 1 or "watchdog" not in [
-        thread.name for thread in threading.enumerate()
-    ]
+    assert threading.active_count() == 1 or "watchdog" not in [thread.name for thread in threading.enumerate()]
 
 
 def rank(number: int, port: int, run: Path, files: dict[str, Path]) -> subprocess.Popen[str]:
     """One of two ranks of a long run that counts as hung after eight seconds."""
-    joined = {
-        "RANK": number,
-        "LOCAL_RANK": number,
-        "WORLD_SIZE": 2,
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": 1,
-    }
+    joined = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"}
     environment |= {name: str(value) for name, value in joined.items()}
     options = ["--deepspeed_config", str(DS_CONFIGS / "fp32.json"), "--output-dir", str(run)]
@@ -287,9 +256,13 @@ def rank(number: int, port: int, run: Path, files: dict[str, Path]) -> subproces
     options += ["--max-steps", "1000000", *SMALL]
     command = [sys.executable, "launch/pretrain.py", f"--local_rank={number}", *options]
     return subprocess.Popen(
-        [*command, "--set", "watchdog={limit: 8}"], cwd=ROOT, env=environment, text=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [*command, "--set", "watchdog={limit: 8}"],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
 
 
 def wait_for_steps(run: Path, count: int, ranks: list[subprocess.Popen[str]]) -> None:
@@ -346,13 +319,9 @@ def test_a_hang_in_one_process_ends_it_although_the_main_thread_hears_nothing(tm
         "dog.beat(STEP, 7)\n"
         "ctypes.CDLL(None).sleep(600)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
-    assert (
-        done.stderr.startswith("error: rank 0: no progress in a step for ") and done.stderr.count("\n") == 1
-    )
+    assert done.stderr.startswith("error: rank 0: no progress in a step for ") and done.stderr.count("\n") == 1
     assert "step 7" in done.stderr and "there is no checkpoint yet" in done.stderr
     assert (tmp_path / "hang" / "rank-0.txt").is_file()
 

@@ -24,9 +24,7 @@ def _steps(path: Path) -> list[tuple[str, int]]:
     return [(r["kind"], r["step"]) for r in read_metrics(path)]
 
 
-@pytest.mark.parametrize(
-    ("value", "name"), [(float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf")]
-)
+@pytest.mark.parametrize(("value", "name"), [(float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf")])
 def test_non_finite_is_null_and_named(value: float, name: str) -> None:
     line = to_line({"kind": "train", "loss": value, "lr": 0.5})
 
@@ -43,9 +41,7 @@ def test_text_stays_readable() -> None:
 
 def test_torn_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(
-        to_line(_train(1)) + b"\xff\xfe\n" + b"[1]\n" + b"\n" + to_line(_train(2)) + b'{"kind": "tra'
-    )
+    path.write_bytes(to_line(_train(1)) + b"\xff\xfe\n" + b"[1]\n" + b"\n" + to_line(_train(2)) + b'{"kind": "tra')
     assert _steps(path) == [("train", 1), ("train", 2)]
 
 
@@ -90,12 +86,7 @@ def test_cut_back_to_the_start(tmp_path: Path) -> None:
 
 def test_cut_back_after_a_rollback_keeps_the_second_pass(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    _write(
-        path,
-        *(_train(s) for s in (1, 2, 3, 4)),
-        {"kind": "finding", "step": 4},
-        *(_train(s) for s in (3, 4, 5)),
-    )
+    _write(path, *(_train(s) for s in (1, 2, 3, 4)), {"kind": "finding", "step": 4}, *(_train(s) for s in (3, 4, 5)))
     cut_back(path, 4)
     assert [s for kind, s in _steps(path) if kind == "train"] == [1, 2, 3, 4, 3, 4]
 

@@ -18,15 +18,42 @@ from minimind.training.record.file import FILE_NAME, read_metrics
 from minimind.training.record.metrics import Metrics, RunSummary, SourceLoss, StepMetrics, perplexity
 
 SUMMARY = RunSummary(
-    kind="pretrain", model="tiny", parameters=1_234_567, vocab_size=1024, rows=320, row_length=256, fill=0.991,
-    epoch_tokens=81_000, micro_batch_size=4, accumulation=2, world_size=1, total_steps=40, epochs=1.0,
-    precision="fp16", zero_stage=1, offload=False, deepspeed_config="ds_configs/fp16.json", optimizer="AdamW lr 0.001",
-    schedule="cosine to 0.1, warmup 1", gradient_clipping=1.0, device="1 x CPU", output_dir="runs/first",
-)  # fmt: skip
+    kind="pretrain",
+    model="tiny",
+    parameters=1_234_567,
+    vocab_size=1024,
+    rows=320,
+    row_length=256,
+    fill=0.991,
+    epoch_tokens=81_000,
+    micro_batch_size=4,
+    accumulation=2,
+    world_size=1,
+    total_steps=40,
+    epochs=1.0,
+    precision="fp16",
+    zero_stage=1,
+    offload=False,
+    deepspeed_config="ds_configs/fp16.json",
+    optimizer="AdamW lr 0.001",
+    schedule="cosine to 0.1, warmup 1",
+    gradient_clipping=1.0,
+    device="1 x CPU",
+    output_dir="runs/first",
+)
 STEP = StepMetrics(
-    step=10, tokens=20_480, loss=2.0, grad_norm=0.84, lr=1e-3, loss_scale=65536.0, skipped=0, applied=True,
-    tokens_per_second=12_345.0, seconds=1.5, epoch=0.25,
-)  # fmt: skip
+    step=10,
+    tokens=20_480,
+    loss=2.0,
+    grad_norm=0.84,
+    lr=1e-3,
+    loss_scale=65536.0,
+    skipped=0,
+    applied=True,
+    tokens_per_second=12_345.0,
+    seconds=1.5,
+    epoch=0.25,
+)
 
 
 @dataclass(frozen=True)
@@ -44,9 +71,7 @@ class Clock:
         return self.now
 
 
-def metrics_to(
-    out: io.StringIO, directory: Path, terminal: bool = False, width: int = 200, **kwargs: Any
-) -> Metrics:
+def metrics_to(out: io.StringIO, directory: Path, terminal: bool = False, width: int = 200, **kwargs: Any) -> Metrics:
     config = load_run_config(None, [], {"output_dir": directory})
     console = ConsoleLog(40, config.logging_steps, Console(file=out, force_terminal=terminal, width=width))
     return Metrics(directory, 0, config, 40, console=console, **kwargs)
@@ -66,18 +91,10 @@ def test_every_step_is_a_line_and_the_console_shows_every_tenth(tmp_path: Path, 
     for step in range(1, 41):
         metrics.step(replace(STEP, step=step))
     assert [r["step"] for r in records(tmp_path, "train")] == list(range(1, 41))
-    assert [line.split()[1] for line in out.getvalue().splitlines()] == [
-        "1/40",
-        "10/40",
-        "20/40",
-        "30/40",
-        "40/40",
-    ]
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/40", "10/40", "20/40", "30/40", "40/40"]
 
 
-def test_the_header_says_how_often_it_evaluates_only_if_that_is_not_the_usual(
-    tmp_path: Path, out: io.StringIO
-) -> None:
+def test_the_header_says_how_often_it_evaluates_only_if_that_is_not_the_usual(tmp_path: Path, out: io.StringIO) -> None:
     assert "held-out" not in dict(header_rows(SUMMARY))
     remark = "evaluated once, at the end: more would cost over 2% of the training"
     metrics_to(out, tmp_path).header(replace(SUMMARY, eval_remark=remark))
@@ -132,16 +149,22 @@ def test_plain_output_has_no_control_codes_and_no_colour(tmp_path: Path, out: io
 
 def test_the_header_says_what_will_happen(tmp_path: Path, out: io.StringIO) -> None:
     metrics_to(out, tmp_path).header(SUMMARY)
-    for fact in ("1,234,567 parameters", "8 rows = 2,048 tokens", "40 steps", "99.1% full", "fp16, ZeRO 1",
-                 "ds_configs/fp16.json", "AdamW lr 0.001", "runs/first"):  # fmt: skip
+    for fact in (
+        "1,234,567 parameters",
+        "8 rows = 2,048 tokens",
+        "40 steps",
+        "99.1% full",
+        "fp16, ZeRO 1",
+        "ds_configs/fp16.json",
+        "AdamW lr 0.001",
+        "runs/first",
+    ):
         assert fact in out.getvalue()
     assert records(tmp_path, "run")[0]["parameters"] == 1_234_567
 
 
 def test_header_shows_known_time_memory_and_resume() -> None:
-    rows = dict(
-        header_rows(replace(SUMMARY, expected_seconds=187, memory_bytes=2**30, resumed_step=20, world_size=2))
-    )
+    rows = dict(header_rows(replace(SUMMARY, expected_seconds=187, memory_bytes=2**30, resumed_step=20, world_size=2)))
     assert "about 3m07s" in rows["run"]
     assert "after step 20" in rows["run"]
     assert "1.00 GiB" in rows["device"]
@@ -178,9 +201,7 @@ def test_time_left_leaves_out_the_first_interval(tmp_path: Path, out: io.StringI
     assert "left 1m00s" in out.getvalue().splitlines()[-1]
 
 
-def test_non_finite_loss_is_named_on_the_console_and_null_in_the_file(
-    tmp_path: Path, out: io.StringIO
-) -> None:
+def test_non_finite_loss_is_named_on_the_console_and_null_in_the_file(tmp_path: Path, out: io.StringIO) -> None:
     metrics_to(out, tmp_path).step(replace(STEP, loss=math.nan, grad_norm=math.inf, applied=False, skipped=1))
     (record,) = records(tmp_path, "train")
     assert record["loss"] is None
@@ -332,7 +353,7 @@ def test_count(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "n/a"), (math.inf, "n/a"), (45.4, "45s"), (187, "3m07s"), (7500, "2h05m"), (273_600, "3d04h")],
-)  # fmt: skip
+)
 def test_duration(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
 
@@ -353,9 +374,15 @@ def test_losses_by_source_go_to_the_file_the_console_and_wandb(
     metrics.step(replace(STEP, sources=sources))
     assert records(tmp_path, "source") == [
         {"kind": "source", "step": 10, "source": "data/web.jsonl", "loss": 3.25, "tokens": 100},
-        {"kind": "source", "step": 10, "source": "data/books", "loss": None, "tokens": 7,
-         "non_finite": {"loss": "nan"}},
-    ]  # fmt: skip
+        {
+            "kind": "source",
+            "step": 10,
+            "source": "data/books",
+            "loss": None,
+            "tokens": 7,
+            "non_finite": {"loss": "nan"},
+        },
+    ]
     assert "sources" not in records(tmp_path, "train")[0]
     assert "loss of web.jsonl 3.2500  loss of books nan" in out.getvalue()
     assert sent[0]["loss of data/web.jsonl"] == 3.25

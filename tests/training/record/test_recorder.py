@@ -14,9 +14,7 @@ from minimind.training.record.metrics import StepMetrics
 from minimind.training.record.recorder import HISTORY, Progress, Recorder
 
 
-def result(
-    loss_sum: float, tokens: int, applied: bool = True, norm: float | torch.Tensor = 1.0
-) -> StepResult:
+def result(loss_sum: float, tokens: int, applied: bool = True, norm: float | torch.Tensor = 1.0) -> StepResult:
     return StepResult(torch.tensor(loss_sum), tokens, Update(applied, norm, 0.1, 1024.0), stop=False)
 
 
@@ -38,9 +36,7 @@ def test_progress_counts_attempts_and_what_was_applied() -> None:
 
 
 def test_progress_goes_on_from_its_state() -> None:
-    progress = Progress(
-        best=Best(2.5, 1, 2), evaluated_step=3, wandb_id="abc", health={"a": 1}, watch={"b": 2}
-    )
+    progress = Progress(best=Best(2.5, 1, 2), evaluated_step=3, wandb_id="abc", health={"a": 1}, watch={"b": 2})
     for _ in range(HISTORY + 3):
         progress.advance(result(1.0, 10, norm=torch.tensor(0.5)))
     state = progress.state()
@@ -88,11 +84,7 @@ def test_each_step_is_reported_with_its_own_loss_and_totals() -> None:
 def test_a_norm_that_the_engine_does_not_know_is_none_and_one_that_is_nan_is_said() -> None:
     reported: list[StepMetrics] = []
     recorder, progress = Recorder(reported.append, list, 1), Progress()
-    for outcome in (
-        result(1.0, 8, True, math.nan),
-        result(1.0, 8, False, math.nan),
-        result(1.0, 8, False, math.inf),
-    ):
+    for outcome in (result(1.0, 8, True, math.nan), result(1.0, 8, False, math.nan), result(1.0, 8, False, math.inf)):
         progress.advance(outcome)
         recorder.add(outcome, progress)
     recorder.flush()

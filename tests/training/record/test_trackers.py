@@ -61,9 +61,7 @@ def _rows(run_dir: Path) -> list[dict[str, Any]]:
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.HasField("history"):
-            rows.append(
-                {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-            )
+            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item})
     return rows
 
 
@@ -169,9 +167,7 @@ def test_a_failure_while_logging_is_told_once(tmp_path: Path, monkeypatch: pytes
     assert [finding.message for finding in log.findings()] == ["wandb stopped logging: broken pipe"]
 
 
-def test_a_stuck_wandb_drops_rows_and_lets_the_run_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stuck_wandb_drops_rows_and_lets_the_run_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "QUEUE_SIZE", 2)
     monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.2)
     go_on = threading.Event()
@@ -185,9 +181,7 @@ def test_a_stuck_wandb_drops_rows_and_lets_the_run_end(
     assert [finding.code for finding in log.findings()] == ["wandb-behind", "wandb-slow"]
 
 
-def test_a_secret_of_the_command_line_is_not_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_of_the_command_line_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
 
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--set", "api_key=s3cret-4711"])

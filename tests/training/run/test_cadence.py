@@ -17,14 +17,7 @@ from minimind.data.store.store import TokenStore
 from minimind.text.tokenizer import Tokenizer
 from minimind.training.checkpoint.writer import Saver
 from minimind.training.run import loop, main
-from minimind.training.run.cadence import (
-    FORWARD,
-    SHARE,
-    SaveClock,
-    evaluation_remark,
-    evaluation_steps,
-    evaluations,
-)
+from minimind.training.run.cadence import FORWARD, SHARE, SaveClock, evaluation_remark, evaluation_steps, evaluations
 from minimind.training.run.setup import Plan, plan_steps
 from tests.support import run_ranks
 from tests.training.run.test_main import launch, records
@@ -45,9 +38,7 @@ def _one_rank_with_its_signals(one_rank: None) -> Iterator[None]:
 
 @pytest.mark.parametrize("total", [1, 7, 150, 1000, 9_999, 80_000])
 @pytest.mark.parametrize("held_out", [1, 5_000, 300_000, 10**9])
-def test_evaluations_cost_two_percent_at_most_and_are_as_many_as_that_allows(
-    total: int, held_out: int
-) -> None:
+def test_evaluations_cost_two_percent_at_most_and_are_as_many_as_that_allows(total: int, held_out: int) -> None:
     positions = 4096
     every = evaluation_steps(total, positions, held_out)
     count = -(-total // every)
@@ -55,9 +46,7 @@ def test_evaluations_cost_two_percent_at_most_and_are_as_many_as_that_allows(
     assert count == 1 or count * held_out * FORWARD <= budget
     usual = min(1000, -(-total // 10))
     assert every >= usual
-    if (
-        every > usual and count > 1
-    ):  # cut down: one step closer would be one evaluation too many, or no more of them
+    if every > usual and count > 1:  # cut down: one step closer would be one evaluation too many, or no more of them
         closer = -(-total // (every - 1))
         assert closer == count or closer * held_out * FORWARD > budget
 
@@ -254,11 +243,7 @@ def steps_saved(machine: Machine, files: dict[str, Path], out: Path, *options: s
         (Machine(step=0.5), 40, [40]),  # over in 20 s: the end is enough
         (Machine(step=30.0), 20, list(range(2, 21, 2))[1:]),  # at step 2 only 30 s have passed
         (Machine(step=30.0, save=10.0), 40, [4, 24, 40]),  # 500 s at least, of 120 s planned
-        (
-            Machine(step=250.0),
-            60,
-            sorted({*range(6, 61, 6), *range(4, 61, 6)}),
-        ),  # 1,500 s planned, 600 s allowed
+        (Machine(step=250.0), 60, sorted({*range(6, 61, 6), *range(4, 61, 6)})),  # 1,500 s planned, 600 s allowed
     ],
 )
 def test_a_run_saves_as_its_clock_says(

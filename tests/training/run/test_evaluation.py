@@ -44,9 +44,7 @@ def plain(store: TokenStore) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 64])
-def test_the_loss_is_the_plain_token_average_for_any_batch_size(
-    store: TokenStore, micro_batch_size: int
-) -> None:
+def test_the_loss_is_the_plain_token_average_for_any_batch_size(store: TokenStore, micro_batch_size: int) -> None:
     nats, count = plain(store)
     batches = SequentialBatches(store, ROW, micro_batch_size)
     result = evaluate(tiny_model(), batches, torch.device("cpu"), step=7, num_bytes=store.num_bytes)

@@ -141,16 +141,12 @@ PATHS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str], list[int
     "a stop": (lambda patch: in_evaluation(patch, 3, True), ["eval_steps=3"], [1], "stopped"),
     "the end": (lambda patch: in_evaluation(patch, 5, False), ["save_steps=2"], [2, 4, 5], "finished"),
     "no cadence": (lambda patch: after_update(patch, 5), ["save_steps=2", "eval_file=[]"], [2, 4, 5], "finished"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_no_checkpoint_is_made_of_broken_weights(
-    path: str,
-    files: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    snapshots: list[int],
+    path: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[int]
 ) -> None:
     break_them, words, saved, reason = PATHS[path]
     break_them(monkeypatch)
@@ -271,12 +267,7 @@ def test_evaluations_and_saves_are_left_out_of_the_pace(
     files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    for owner, name in (
-        (loop, "train_step"),
-        (loop, "evaluate_now"),
-        (loop, "save"),
-        (Recorder, "restart_clock"),
-    ):
+    for owner, name in ((loop, "train_step"), (loop, "evaluate_now"), (loop, "save"), (Recorder, "restart_clock")):
         original = getattr(owner, name)
 
         def watched(*arguments: Any, name: str = name, original: Any = original, **options: Any) -> Any:

@@ -44,18 +44,11 @@ def _one_rank_with_its_signals(one_rank: None) -> Iterator[None]:
 
 def launch(kind: str, json_name: str, files: dict[str, Path], out: Path, *more: str) -> int:
     """Run launch/<kind>.py in this process."""
-    arguments = [
-        "--deepspeed_config",
-        str(DS_CONFIGS / json_name),
-        "--output-dir",
-        str(out),
-        "--emulate-fp16",
-    ]
+    arguments = ["--deepspeed_config", str(DS_CONFIGS / json_name), "--output-dir", str(out), "--emulate-fp16"]
     arguments += ["--train-file", str(files[kind]), "--eval-file", str(files[kind])]
     arguments += ["--tokenizer", str(files["tokenizer"])] if kind == "pretrain" else []
     return run(
-        kind,
-        parse(kind, [*arguments, *SMALL, *more] if kind == "pretrain" else [*arguments, *SMALL[2:], *more]),
+        kind, parse(kind, [*arguments, *SMALL, *more] if kind == "pretrain" else [*arguments, *SMALL[2:], *more])
     )
 
 
@@ -64,9 +57,7 @@ def eager(tmp_path: Path) -> str:
     path = tmp_path / "eager.json"
     params = {"lr": 1e-2, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
     optimizer = {"type": "AdamW", "params": params}
-    path.write_text(
-        json.dumps({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "optimizer": optimizer})
-    )
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "optimizer": optimizer}))
     return str(path)
 
 
@@ -82,9 +73,7 @@ def curve(out: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_shipped_json_runs_and_resumes_bitwise(
-    name: str, files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_every_shipped_json_runs_and_resumes_bitwise(name: str, files: dict[str, Path], tmp_path: Path) -> None:
     kind = "pretrain"
     assert launch(kind, name, files, tmp_path / "whole", "--max-steps", "5") == 0
     # the same run in two parts; the schedule is that of five steps in both
@@ -142,10 +131,7 @@ def test_the_header_names_the_files_and_what_is_held_out_twice(
     assert "all 60 held-out documents (100.0%) are also training documents" in said
     command = next(line for line in said.splitlines() if "minimind check" in line).split("by file: ")[1]
     assert command == f"minimind check {files['pretrain']} {half}"
-    assert (
-        "the run ends inside its warmup: 11 steps, warmup 500 (warmup_steps by --set warmup_steps=500)"
-        in said
-    )
+    assert "the run ends inside its warmup: 11 steps, warmup 500 (warmup_steps by --set warmup_steps=500)" in said
 
 
 def full_at(step: int) -> Callable[[Path], BinaryIO]:
@@ -260,9 +246,7 @@ def test_a_stop_during_an_evaluation_is_made_up_for_at_the_resume(
     assert (tmp_path / "parts" / "best").read_text() == (tmp_path / "whole" / "best").read_text()
 
 
-def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(files: dict[str, Path], tmp_path: Path) -> None:
     launch("pretrain", "fp32.json", files, tmp_path / "base", "--max-steps", "4")
     chat = tmp_path / "chat"
     code = launch("sft", eager(tmp_path), files, chat, "--model", str(tmp_path / "base"), "--max-steps", "30")
@@ -272,15 +256,11 @@ def test_sft_starts_from_the_pretrained_model_and_trains_answers_only(
     header = records(tmp_path / "chat", "run")[0]
     # every conversation is: bos, user turn, assistant turn with the answer and its end token as the only targets
     tokenizer = Tokenizer.load(files["tokenizer"])
-    answers = [
-        json.loads(line)["conversations"][1]["content"] for line in files["sft"].read_text().splitlines()
-    ]
+    answers = [json.loads(line)["conversations"][1]["content"] for line in files["sft"].read_text().splitlines()]
     assert header["epoch_tokens"] == sum(len(tokenizer.encode(answer)) + 1 for answer in answers)
 
 
-def test_weighted_sources_are_recorded_resumed_and_found_again(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_weighted_sources_are_recorded_resumed_and_found_again(files: dict[str, Path], tmp_path: Path) -> None:
     from minimind.commands.models import samples_of_step
 
     extra, out = tmp_path / "extra.jsonl", tmp_path / "run"
@@ -290,17 +270,8 @@ def test_weighted_sources_are_recorded_resumed_and_found_again(
     yaml.write_text(json.dumps({"train_file": sources}))
 
     def go(*more: str) -> int:
-        words = [
-            "--deepspeed_config",
-            str(DS_CONFIGS / "fp32.json"),
-            "--output-dir",
-            str(out),
-            "--config",
-            str(yaml),
-        ]
-        return run(
-            "pretrain", parse("pretrain", [*words, "--tokenizer", str(files["tokenizer"]), *SMALL, *more])
-        )
+        words = ["--deepspeed_config", str(DS_CONFIGS / "fp32.json"), "--output-dir", str(out), "--config", str(yaml)]
+        return run("pretrain", parse("pretrain", [*words, "--tokenizer", str(files["tokenizer"]), *SMALL, *more]))
 
     assert go("--max-steps", "2") == 0
     about = records(out, "run")[0]
@@ -322,8 +293,21 @@ def test_weighted_sources_are_recorded_resumed_and_found_again(
 
 
 def test_overfit_one_batch_drives_the_loss_down(files: dict[str, Path], tmp_path: Path) -> None:
-    launch("pretrain", eager(tmp_path), files, tmp_path, "--max-steps", "300", "--overfit-one-batch",
-           "--set", "lr_scheduler_type=constant", "--set", "save_steps=1000", "--set", "eval_steps=1000")  # fmt: skip
+    launch(
+        "pretrain",
+        eager(tmp_path),
+        files,
+        tmp_path,
+        "--max-steps",
+        "300",
+        "--overfit-one-batch",
+        "--set",
+        "lr_scheduler_type=constant",
+        "--set",
+        "save_steps=1000",
+        "--set",
+        "eval_steps=1000",
+    )
     losses = [record["loss"] for record in records(tmp_path)]
     assert losses[-1] < 0.1
 
@@ -398,25 +382,14 @@ def test_a_scheduler_in_the_json_runs_as_deepspeed_runs_it(
     path.write_text(json.dumps(config))
     launch("pretrain", str(path), files, tmp_path / "run", "--max-steps", "12", "--set", "eval_steps=12")
     rates = [record["lr"] / 2e-3 for record in records(tmp_path / "run")][:6]
-    assert rates == pytest.approx(
-        [0, 0, 0.25, 0.5, 0.75, 0.9619], abs=1e-4
-    )  # the table of real runs for 0.19.8
+    assert rates == pytest.approx([0, 0, 0.25, 0.5, 0.75, 0.9619], abs=1e-4)  # the table of real runs for 0.19.8
     codes = {finding["code"]: finding["message"] for finding in records(tmp_path / "run", "finding")}
     assert "step" in codes["scheduler-deepspeed"]
     # and a resumed run goes on at the rate that DeepSpeed had set for the coming step, not at the first one's
     whole = curve(tmp_path / "run")
     again = str(tmp_path / "run" / "checkpoints" / "step-00000010")
     launch(
-        "pretrain",
-        str(path),
-        files,
-        tmp_path / "run",
-        "--max-steps",
-        "12",
-        "--set",
-        "eval_steps=12",
-        "--resume",
-        again,
+        "pretrain", str(path), files, tmp_path / "run", "--max-steps", "12", "--set", "eval_steps=12", "--resume", again
     )
     assert curve(tmp_path / "run") == whole
 

@@ -50,10 +50,7 @@ def monitored(**sections: dict[str, Any]) -> dict[str, Any]:
 def test_a_missing_tensorboard_and_a_missing_bitsandbytes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     absent(monkeypatch, "tensorboard", "bitsandbytes")
     (line,) = lines(monitored(tensorboard={}))
-    assert (
-        line
-        == "tensorboard: tensorboard is not installed; pip install tensorboard, or switch it off in the JSON"
-    )
+    assert line == "tensorboard: tensorboard is not installed; pip install tensorboard, or switch it off in the JSON"
     (line,) = lines(DS_CONFIGS / "adamw8bit.json")
     assert line == "AdamW8bit: bitsandbytes is not installed; pip install 'minimind[bnb]'"
     assert lines({**monitored(tensorboard={}), "tensorboard": {"enabled": False}}) == []
@@ -116,11 +113,7 @@ def test_forms_that_do_not_run_here_are_said_before_the_data(monkeypatch: pytest
 def test_pinned_memory_and_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
-    for hardware, limit, codes in (
-        (GPU, 2**20, ["memlock"]),
-        (GPU, resource.RLIM_INFINITY, []),
-        (CPU, 2**20, []),
-    ):
+    for hardware, limit, codes in ((GPU, 2**20, ["memlock"]), (GPU, resource.RLIM_INFINITY, []), (CPU, 2**20, [])):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, limit))
         resolved = resolve(OFFLOAD, RunConfig(), 1, hardware)
         assert [finding.code for finding in remarks(resolved, hardware)] == codes
@@ -142,9 +135,7 @@ def test_a_run_asks_before_it_starts_processes_or_touches_data(
     path = tmp_path / "c.json"
     path.write_text(json.dumps(monitored(tensorboard={})))
     for module in ("minimind.training.run.main", "minimind.training.sweep.sweep"):
-        monkeypatch.setattr(
-            f"{module}.start_processes", lambda emulate: pytest.fail("processes were started")
-        )
+        monkeypatch.setattr(f"{module}.start_processes", lambda emulate: pytest.fail("processes were started"))
     monkeypatch.setattr(setup, "prepare_data", lambda *_: pytest.fail("data were prepared"))
     words = ["--deepspeed_config", str(path), "--output-dir", str(tmp_path / "run")]
     work = {

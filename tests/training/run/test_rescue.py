@@ -240,18 +240,13 @@ def test_a_new_run_sets_an_earlier_one_aside(files: dict[str, Path], tmp_path: P
 
 
 @pytest.mark.parametrize("illness", ["poison", "overflow", "spike"])
-def test_under_the_launcher_on_two_ranks(
-    illness: str, poison: tuple[dict[str, Path], int], tmp_path: Path
-) -> None:
+def test_under_the_launcher_on_two_ranks(illness: str, poison: tuple[dict[str, Path], int], tmp_path: Path) -> None:
     files, token = poison
     out, steps = tmp_path / "run", {"poison": "10", "overflow": "20", "spike": "70"}[illness]
     command = [sys.executable, str(Path(sys.executable).parent / "deepspeed"), "--quiet"]
     command += ["--num_gpus", "2", "--master_port", str(free_port())]
     command += ["--module", "tests.training.injections", illness, str(token), "--"]
-    command += [
-        "--deepspeed_config",
-        str(Path("ds_configs") / ("fp16.json" if illness == "overflow" else "fp32.json")),
-    ]
+    command += ["--deepspeed_config", str(Path("ds_configs") / ("fp16.json" if illness == "overflow" else "fp32.json"))]
     command += ["--output-dir", str(out), "--emulate-fp16", "--train-file", str(files["pretrain"])]
     command += ["--tokenizer", str(files["tokenizer"]), "--max-steps", steps, *SMALL, *QUICK]
     command += ["--set", "health.spike_steps=64"]
@@ -259,10 +254,6 @@ def test_under_the_launcher_on_two_ranks(
         command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    expected = {
-        "poison": ["skip"],
-        "overflow": ["rollback", "fixed-scale", "fp32"],
-        "spike": ["rollback"],
-    }
+    expected = {"poison": ["skip"], "overflow": ["rollback", "fixed-scale", "fp32"], "spike": ["rollback"]}
     assert rungs(out) == expected[illness], done.stdout
     assert math.isfinite(end_loss(out)) and (out / "final").exists()

@@ -36,12 +36,7 @@ def json_with(tmp_path: Path, base: str = "fp32.json", **changes: Any) -> str:
 
 
 def batch(micro: int, accumulation: int) -> tuple[str, ...]:
-    return (
-        "--set",
-        f"per_device_train_batch_size={micro}",
-        "--set",
-        f"gradient_accumulation_steps={accumulation}",
-    )
+    return ("--set", f"per_device_train_batch_size={micro}", "--set", f"gradient_accumulation_steps={accumulation}")
 
 
 def rows_of_run(name: str, files: dict[str, Path], out: Path, *more: str) -> list[list[int]]:
@@ -114,9 +109,7 @@ def test_new_rates_clipping_and_scaling_win_and_are_listed(files: dict[str, Path
     assert said(out) == [message]
 
 
-def test_a_checkpoint_from_before_these_settings_were_recorded_resumes(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_checkpoint_from_before_these_settings_were_recorded_resumes(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert launch("pretrain", "fp32.json", files, out, "--max-steps", "2", *STEADY) == 0
     path = out / "checkpoints" / "step-00000002" / "manifest.json"
@@ -137,12 +130,8 @@ def test_another_run_is_refused_with_every_difference(files: dict[str, Path], tm
     assert launch("pretrain", "fp32.json", files, out, "--max-steps", "1", *STEADY) == 0
     before = (out / "metrics.jsonl").read_bytes()
     about = json.loads((out / "checkpoints" / "step-00000001" / "manifest.json").read_text())["about"]
-    with pytest.raises(
-        UserError, match=r"can't resume, these differ: tokenizer \(.*\); seed \(checkpoint 42, now 7\)"
-    ):
-        agree(
-            find_start("", out).checkpoint, {**about, "tokenizer": "another", "seed": 7, "precision": "bf16"}
-        )
+    with pytest.raises(UserError, match=r"can't resume, these differ: tokenizer \(.*\); seed \(checkpoint 42, now 7\)"):
+        agree(find_start("", out).checkpoint, {**about, "tokenizer": "another", "seed": 7, "precision": "bf16"})
     with pytest.raises(UserError, match=r"these differ: optimizer \(checkpoint adamw, now lion\)"):
         launch("pretrain", "lion.json", files, out, "--max-steps", "2", *STEADY, "--resume")
     assert (out / "metrics.jsonl").read_bytes() == before
@@ -150,13 +139,7 @@ def test_another_run_is_refused_with_every_difference(files: dict[str, Path], tm
 
 def test_changes_are_named_in_words() -> None:
     theirs = {"seed": 1, "offload": False, "loss_scaling": {"loss_scale": 0}, "schedule": {"kind": "cosine"}}
-    ours = {
-        "seed": 2,
-        "offload": True,
-        "loss_scaling": None,
-        "schedule": {"kind": "wsd", "warmup_steps": 3},
-        "new": 1,
-    }
+    ours = {"seed": 2, "offload": True, "loss_scaling": None, "schedule": {"kind": "wsd", "warmup_steps": 3}, "new": 1}
     assert changes(theirs, ours) == [
         "offload off -> on",
         "schedule kind cosine -> wsd",
@@ -165,24 +148,12 @@ def test_changes_are_named_in_words() -> None:
     assert changes(ours, ours) == []
 
 
-def test_resuming_an_earlier_checkpoint_sets_the_later_ones_aside(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_resuming_an_earlier_checkpoint_sets_the_later_ones_aside(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert launch("pretrain", "fp32.json", files, out, "--max-steps", "6", *STEADY) == 0
     first = out / "checkpoints" / "step-00000002"
     assert (
-        launch(
-            "pretrain",
-            "fp32.json",
-            files,
-            out,
-            "--max-steps",
-            "3",
-            *STEADY,
-            "--resume",
-            os.path.relpath(first),
-        )
+        launch("pretrain", "fp32.json", files, out, "--max-steps", "3", *STEADY, "--resume", os.path.relpath(first))
         == 0
     )
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
@@ -192,9 +163,7 @@ def test_resuming_an_earlier_checkpoint_sets_the_later_ones_aside(
     assert "earlier-run" in [finding["code"] for finding in records(out, "finding")]
 
 
-def test_a_resume_points_latest_at_the_checkpoint_that_it_goes_on_from(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_resume_points_latest_at_the_checkpoint_that_it_goes_on_from(files: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert launch("pretrain", "fp32.json", files, out, "--max-steps", "2", *STEADY) == 0
     (out / "latest").write_text("checkpoints/step-00000001\n")  # killed before the pointer was replaced

@@ -8,13 +8,7 @@ import random
 import pytest
 
 from minimind.training.health.lr_bands import usual_band
-from minimind.training.sweep.curves import (
-    Curve,
-    geometric,
-    judge,
-    recommend,
-    recommend_from_range,
-)
+from minimind.training.sweep.curves import Curve, geometric, judge, recommend, recommend_from_range
 
 STEPS = 50
 START = 8.7
@@ -46,10 +40,7 @@ def ramp(low: float, high: float, losses: list[float]) -> Curve:
 def valley(peak: float, turn: float, steps: int = 100, low: float = 1e-6, high: float = 1.0) -> Curve:
     """A range test whose loss falls steepest at ``peak`` and rises steeply after ``turn``."""
     rates = [low * (high / low) ** (t / (steps - 1)) for t in range(steps)]
-    losses = [
-        START - 4 / (1 + math.exp(-4 * math.log10(r / peak))) + max(0.0, 8 * math.log10(r / turn))
-        for r in rates
-    ]
+    losses = [START - 4 / (1 + math.exp(-4 * math.log10(r / peak))) + max(0.0, 8 * math.log10(r / turn)) for r in rates]
     return ramp(low, high, losses)
 
 
@@ -115,8 +106,11 @@ def test_what_makes_a_curve_unstable() -> None:
     late = Curve(1e-3, good.losses, (*good.applied[:-1], False))
     calibrating = Curve(1e-3, good.losses, (False, False, *good.applied[2:]))
     assert [verdict.problem.split(" ")[0] for verdict in judge([good, spiked, late, calibrating])] == [
-        "", "spike", "1", "",
-    ]  # fmt: skip
+        "",
+        "spike",
+        "1",
+        "",
+    ]
     (verdict,) = judge([not_finite(1.0)])
     assert verdict.problem == "loss not finite at step 3"
     assert judge([spiked])[0].worst_spike == pytest.approx(9.5 - good.losses[29], abs=1.5)
@@ -124,9 +118,7 @@ def test_what_makes_a_curve_unstable() -> None:
 
 
 def test_noise_of_the_data_is_not_taken_for_divergence() -> None:
-    assert all(
-        verdict.stable for verdict in judge([falling(1e-4, 0.01, noise=0.3), falling(1e-3, 0.03, noise=0.3)])
-    )
+    assert all(verdict.stable for verdict in judge([falling(1e-4, 0.01, noise=0.3), falling(1e-3, 0.03, noise=0.3)]))
 
 
 def test_the_range_test_takes_the_steepest_point_before_the_turn() -> None:

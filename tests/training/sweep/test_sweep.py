@@ -64,15 +64,11 @@ def test_a_sweep_recommends_the_rate_that_learns(
     assert (tmp_path / "lr_sweep.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert "recommended: " in printed and "usual band: " in printed and "worst spike" in printed
-    wanted = (
-        {"lr": 1e-2, "muon_lr": pytest.approx(1e-2 * 0.02 / 3e-3)} if name == "muon.json" else {"lr": 1e-2}
-    )
+    wanted = {"lr": 1e-2, "muon_lr": pytest.approx(1e-2 * 0.02 / 3e-3)} if name == "muon.json" else {"lr": 1e-2}
     assert found["recommendation"]["settings"] == wanted
 
 
-def test_a_directory_that_another_run_holds_is_refused(
-    one_rank: None, files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_directory_that_another_run_holds_is_refused(one_rank: None, files: dict[str, Path], tmp_path: Path) -> None:
     with RunLock() as other:
         other.take(tmp_path)
         (tmp_path / "config.yaml").write_text("theirs")
@@ -81,9 +77,7 @@ def test_a_directory_that_another_run_holds_is_refused(
         assert (tmp_path / "config.yaml").read_text() == "theirs"
 
 
-def test_a_run_of_the_sweep_equals_a_training_run(
-    one_rank: None, files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_run_of_the_sweep_equals_a_training_run(one_rank: None, files: dict[str, Path], tmp_path: Path) -> None:
     """The same JSON, rate, warmup and data through launch/pretrain.py: bitwise the same losses."""
     from minimind.training.run import arguments
     from minimind.training.run import main as pretraining
@@ -94,9 +88,9 @@ def test_a_run_of_the_sweep_equals_a_training_run(
     given = words("bf16.json", files, tmp_path / "run", "--max-steps", "10", *more)
     assert pretraining.run("pretrain", arguments.parse("pretrain", given)) == 0
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    assert [line["loss"] for line in lines if line["kind"] == "train"] == result(tmp_path / "sweep")[
-        "curves"
-    ][0]["losses"]
+    assert [line["loss"] for line in lines if line["kind"] == "train"] == result(tmp_path / "sweep")["curves"][0][
+        "losses"
+    ]
 
 
 def test_all_diverging_recommends_none_and_exits_1(
@@ -111,10 +105,7 @@ def test_all_diverging_recommends_none_and_exits_1(
 def test_the_range_test_raises_the_rate_and_recommends_before_the_turn(
     one_rank: None, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    assert (
-        launch("fp32.json", files, tmp_path, "--range-test", "--from", "1e-5", "--to", "10", "--steps", "60")
-        == 0
-    )
+    assert launch("fp32.json", files, tmp_path, "--range-test", "--from", "1e-5", "--to", "10", "--steps", "60") == 0
     found = result(tmp_path, "lr_range_test")
     (curve,) = found["curves"]
     assert curve["rates"][:3] == pytest.approx([1e-5 * (1e6 ** (t / 59)) for t in range(3)])
@@ -146,12 +137,16 @@ def test_a_json_with_a_scheduler_and_auto_rate_is_swept_without_it(
     one_rank: None, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = tmp_path / "own.json"
-    own.write_text(json.dumps({
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
-        "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 100, "warmup_num_steps": 50}},
-    }))  # fmt: skip
+    own.write_text(
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": 4,
+                "gradient_clipping": 1.0,
+                "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
+                "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 100, "warmup_num_steps": 50}},
+            }
+        )
+    )
     more = ["--learning-rates", "1e-3,1e-2", "--steps", "10", "--set", "learning_rate=4e-3"]
     assert launch(own, files, tmp_path, *more) == 0
     slow, fast = result(tmp_path)["verdicts"]
@@ -192,9 +187,13 @@ def test_rates_that_make_no_sense_are_refused(more: list[str], message: str) -> 
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
-    more: list[str], message: str, one_rank: None, files: dict[str, Path], tmp_path: Path,
+    more: list[str],
+    message: str,
+    one_rank: None,
+    files: dict[str, Path],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words("fp32.json", files, tmp_path, *more))
     assert ended.value.code == 2
@@ -208,9 +207,7 @@ def test_every_shipped_json_can_be_put_at_another_rate(path: Path) -> None:
     from minimind.config.deepspeed.source import read_source
 
     base = resolve(path, tiny_config(), 1, CPU, emulate_fp16=True)
-    edited = resolve(
-        with_rate(read_source(path).values, base.optimizer.params, 7e-5), tiny_config(), 1, CPU, True
-    )
+    edited = resolve(with_rate(read_source(path).values, base.optimizer.params, 7e-5), tiny_config(), 1, CPU, True)
     assert edited.optimizer.params == {**base.optimizer.params, **rates_at(base.optimizer.params, 7e-5)}
     assert edited.optimizer.params["lr"] == 7e-5 and edited.config == base.config
 
