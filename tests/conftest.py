@@ -50,3 +50,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from minimind.text.tokenizer import train_tokenizer
 
     return {**paths, "tokenizer": train_tokenizer(texts, directory / "tokenizer", 330)}
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> None:
+    """One process group for all tests of a worker that use real DeepSpeed on one rank."""
+    from minimind.training.engine.engine import start_processes
+
+    start_processes(emulate_fp16=True)
