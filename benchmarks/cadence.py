@@ -5,8 +5,8 @@
 The real loop runs --steps steps with a checkpoint and an evaluation every --every of them; the functions that the loop
 calls for both are timed. With the medians of a step, a save and an evaluation, runs of other lengths are then gone
 through at the cadence that the trainer chooses by itself: the evaluations planned and the saves decided by its own code
-(minimind/training/run/cadence.py) on a clock that these medians move. Each evaluation is taken to be the best so far, which
-saves once more: the worst case. The held-out text is --held-out-kilobytes of JSON.
+(minimind/training/run/cadence.py) on a clock that these medians move. Each evaluation is taken to be the best so far,
+which saves once more: the worst case. The held-out text is --held-out-kilobytes of JSON.
 """
 
 from __future__ import annotations

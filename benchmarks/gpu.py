@@ -10,9 +10,9 @@ turn. After each timed round the held-out loss is evaluated off the clock, which
 one would not fit, and a form that is not ready by half the budget or fails is named as such, with its error, never
 silently left out.
 
-MFU: minimind/base/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile mode.
-The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, and on
-an H200 1.5 million tokens/s at 25% MFU. On a machine without a GPU it refuses, unless --cpu is given to try the script
+MFU: minimind/base/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile
+mode. The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, and on an
+H200 1.5 million tokens/s at 25% MFU. On a machine without a GPU it refuses, unless --cpu is given to try the script
 out: the figures then say nothing.
 """
 

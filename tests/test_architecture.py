@@ -1,4 +1,4 @@
-"""The import rule of docs/architecture.md, over the syntax trees: who may know whom, and that nothing runs in circles."""
+"""The import rule of docs/architecture.md, over the syntax trees: who may know whom, and nothing runs in circles."""
 
 from __future__ import annotations
 

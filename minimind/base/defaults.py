@@ -1,7 +1,7 @@
 """Every default and name that more than one module needs, once. Plain values, without any import of weight.
 
-Command line, YAML and JSON read their defaults here (tests/base/test_defaults.py ties the shipped JSONs to them). A constant
-that one module owns and others use stays in that module.
+Command line, YAML and JSON read their defaults here (tests/base/test_defaults.py ties the shipped JSONs to them). A
+constant that one module owns and others use stays in that module.
 """
 
 from __future__ import annotations

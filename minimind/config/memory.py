@@ -1,8 +1,8 @@
 """Memory of one rank, counted from the shapes: model states as DeepSpeed 0.19.8 allocates them, activations as the
 model keeps them.
 
-The states equal what real engines hold (``tests/commands/test_plan.py`` counts their tensors). Weakness: activations are
-within a few percent on a CPU and unchecked on GPUs, where a compiler may keep fewer.
+The states equal what real engines hold (``tests/commands/test_plan.py`` counts their tensors). Weakness: activations
+are within a few percent on a CPU and unchecked on GPUs, where a compiler may keep fewer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One place for each default: the shipped JSONs, the command line and the functions agree with minimind.base.defaults."""
+"""One place for each default: the shipped JSONs, the command line and the functions agree with base/defaults.py."""
 
 from __future__ import annotations
 

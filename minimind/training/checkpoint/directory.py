@@ -1,10 +1,10 @@
 """Checkpoints that are complete or ignored.
 
 A checkpoint is a directory ``checkpoints/step-00000200`` holding DeepSpeed's own files and a ``manifest.json`` with
-the size and SHA-256 of each. It is written under a temporary name (checkpoint/writer.py), every file is fsynced, the manifest
-comes last, then one rename makes it visible and one ``os.replace`` points ``latest`` at it. DeepSpeed writes its own
-``latest`` before the other ranks have finished (runtime/engine.py ``save_checkpoint``), so that file is not used.
-Weakness: ranks must share the file system, as DeepSpeed's own checkpoints require.
+the size and SHA-256 of each. It is written under a temporary name (checkpoint/writer.py), every file is fsynced, the
+manifest comes last, then one rename makes it visible and one ``os.replace`` points ``latest`` at it. DeepSpeed writes
+its own ``latest`` before the other ranks have finished (runtime/engine.py ``save_checkpoint``), so that file is not
+used. Weakness: ranks must share the file system, as DeepSpeed's own checkpoints require.
 """
 
 from __future__ import annotations

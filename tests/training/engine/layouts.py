@@ -1,4 +1,4 @@
-"""Every layout that the linter can emit, from the schema itself: what tests/training/engine/test_applied_update.py runs.
+"""Every layout that the linter can emit, from the schema itself: what test_applied_update.py runs.
 
 A layout is what decides the arithmetic of an update. ``AXES`` are multiplied out; ``switches`` are all other settings
 that could touch an update, each flipped alone on every base of the first four axes. A new value of an axis is one more

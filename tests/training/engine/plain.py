@@ -1,4 +1,4 @@
-"""Training steps in plain PyTorch: the truth that tests/training/engine/test_applied_update.py compares DeepSpeed's with.
+"""Training steps in plain PyTorch: the truth that test_applied_update.py compares DeepSpeed's with.
 
 One process, the whole step's rows one by one: gradients by autograd in the precision, their sum in fp32, clipped by
 torch, applied to fp32 masters by torch's own optimizer (Lion and Muon by their papers), and the weights rounded anew.
