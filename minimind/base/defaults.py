@@ -53,7 +53,7 @@ CHAT_TOKENS, CHAT_TEMPERATURE, CHAT_TOP_P = 400, 0.7, 0.9
 OUTPUT_DIRECTORY = Path("runs/run")
 CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
 RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"
-RECOVERY, POST_MORTEM = "recovery.json", "post_mortem.json"
+RECOVERY, POST_MORTEM, HANG = "recovery.json", "post_mortem.json", "hang"
 MODEL_STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's file with the module's weights, one for all ranks
 
 

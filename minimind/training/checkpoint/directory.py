@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minimind.base.defaults import BEST, CHECKPOINTS, FINAL, LATEST, POST_MORTEM, RECOVERY
+from minimind.base.defaults import BEST, CHECKPOINTS, FINAL, HANG, LATEST, POST_MORTEM, RECOVERY
 from minimind.base.errors import UserError
 from minimind.base.files import (
     free_name,
@@ -32,10 +32,9 @@ from minimind.base.files import (
     write_durably,
 )
 from minimind.base.findings import Finding
-from minimind.training.process import hang
 
 MANIFEST = "manifest.json"
-PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, hang.FOLDER)  # what a run makes
+PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, HANG)  # what a run makes
 TEMPORARY = ".incomplete-"
 _NAME = re.compile(r"step-\d{8,}")
 _POINTED = re.compile(rf"checkpoints/{_NAME.pattern}")
