@@ -36,10 +36,10 @@ def resolve_zero(
 def _right_stage(draft: Draft, precision: str, accumulation: str, stage: int, offload: bool) -> int:
     """The nearest stage at which DeepSpeed computes what the JSON says."""
     if precision in _STAGE_0 and stage == 0:
-        stage = 1
+        stage, (code, why) = 1, _STAGE_0[precision]
         draft.find(
-            f"{precision}-stage0",
-            f"{precision} with ZeRO stage 0 runs as stage 1: {_STAGE_0[precision]}",
+            code,
+            f"{precision} with ZeRO stage 0 runs as stage 1: {why}",
             'write "zero_optimization": {"stage": 1} to keep this silent',
         )
     if accumulation != precision and stage == 1 and (offload or precision == "fp16"):
@@ -55,10 +55,16 @@ def _right_stage(draft: Draft, precision: str, accumulation: str, stage: int, of
 
 
 _STAGE_0 = {
-    "fp16": "at stage 0 DeepSpeed 0.18.3 to 0.19.8 divides gradients by a loss scale that it never multiplied in "
-    "(65,536 times too small)",
-    "bf16": "at stage 0 DeepSpeed 0.19.8 makes one optimizer step on zero gradients before the first (the first AdamW "
-    "update is 0.744 of the true one), and accumulates gradients in bf16",
+    "fp16": (
+        "fp16-stage0",
+        "at stage 0 DeepSpeed 0.18.3 to 0.19.8 divides gradients by a loss scale that it never multiplied in "
+        "(65,536 times too small)",
+    ),
+    "bf16": (
+        "bf16-stage0",
+        "at stage 0 DeepSpeed 0.19.8 makes one optimizer step on zero gradients before the first (the first AdamW "
+        "update is 0.744 of the true one), and accumulates gradients in bf16",
+    ),
 }
 
 

@@ -35,6 +35,8 @@ PRIVATE: dict[str, tuple[str, ...] | None] = {
     f"{_ENGINE}.was_step_applied": ("self",),
     f"{_ENGINE}.get_global_grad_norm": ("self",),
     f"{_ENGINE}.buffered_allreduce_fallback": ("self", "grads", "elements_per_buffer"),
+    f"{_ENGINE}.clip_fp32_gradients": ("self",),
+    "deepspeed.ops.op_builder.builder:OpBuilder.jit_load": ("self", "verbose"),
     f"{_ENGINE}._copy_recovery_script": ("self", "save_path"),
     f"{_ENGINE}.save_checkpoint": (
         "self",
