@@ -6,9 +6,11 @@ Exit codes: 0 finished or stopped as asked, 1 the run failed (post-mortem writte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,8 @@ from minimind.training.run.rescue import Builder, give_up, rescue
 from minimind.training.run.resume import Start, agree, describe, find_start
 from minimind.training.run.summary import schedule_lines, summarize
 
+WORD = 30.0  # seconds that another rank waits for the first to say what is wrong; it is ended long before
+
 
 def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
     """Run ``launch/pretrain.py`` (kind "pretrain") or ``launch/sft.py`` ("sft") and exit."""
@@ -66,6 +70,8 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
             complain(traceback.format_exc().rstrip())
         elif os.environ.get("RANK", "0") == "0":
             complain(f"error: {error}")
+        else:
+            _let_the_first_rank_speak()
         code = 2
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
@@ -79,6 +85,12 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
         code = 0
     sys.stdout.flush()
     sys.exit(code)
+
+
+def _let_the_first_rank_speak() -> None:
+    """launch.py ends every rank once one has ended; the first, which meets the same error, has the line to print."""
+    with contextlib.suppress(StoppedEarly):
+        time.sleep(WORD)
 
 
 def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:

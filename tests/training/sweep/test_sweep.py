@@ -147,7 +147,7 @@ def test_a_json_with_a_scheduler_and_auto_rate_is_swept_without_it(
             }
         )
     )
-    more = ["--learning-rates", "1e-3,1e-2", "--steps", "10", "--set", "learning_rate=4e-3"]
+    more = ["--learning-rates", "1e-3,1e-2", "--steps", "10"]
     assert launch(own, files, tmp_path, *more) == 0
     slow, fast = result(tmp_path)["verdicts"]
     assert fast["end"] < slow["end"] - 0.2  # WarmupCosineLR would still be near rate 0
