@@ -18,6 +18,7 @@ from minimind.base.files import write_durably
 from minimind.base.findings import Finding
 from minimind.base.hardware import detect
 from minimind.config.deepspeed import Resolved
+from minimind.config.deepspeed.optimizer import RATES
 from minimind.config.run import RunConfig
 from minimind.model.transformer import Transformer
 from minimind.training.checkpoint.directory import (
@@ -36,7 +37,6 @@ from minimind.training.record.advice import LOWER_CLIPPING
 from minimind.training.record.recorder import Progress
 from minimind.training.run import setup
 from minimind.training.run.loop import Run
-from minimind.training.sweep.options import RATES
 
 
 @dataclass(frozen=True)
