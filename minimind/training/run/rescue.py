@@ -60,7 +60,6 @@ def rescue(run: Run, builder: Builder) -> Run | None:
         rollbacks=rollbacks,
         about=builder.describe(engine.resolved),
         waits={},
-        trouble=None,
     )
 
 
