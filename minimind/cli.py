@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 
 
-class Kind(str, Enum):
+class KindOption(str, Enum):
     """What a file holds: plain texts or conversations."""
 
     pretrain = "pretrain"
@@ -172,7 +172,7 @@ def fetch(
 def check(
     files: Files,
     tokenizer: Annotated[Path | None, typer.Option(help="count tokens with this tokenizer too")] = None,
-    kind: Annotated[Kind | None, typer.Option(help="default: by the first record of each file")] = None,
+    kind: Annotated[KindOption | None, typer.Option(help="default: by the first record of each file")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
     format: FormatOption = None,
     text_field: TextField = None,
@@ -207,7 +207,7 @@ def prepare(
     files: Files,
     tokenizer: TokenizerOption,
     output: Annotated[Path, typer.Option(help="directory of the store")],
-    kind: Annotated[Kind, typer.Option(help="plain texts or conversations")] = Kind.pretrain,
+    kind: Annotated[KindOption, typer.Option(help="plain texts or conversations")] = KindOption.pretrain,
     max_seq_length: RowLength = ROW_LENGTH,
     skip_bad: SkipBad = False,
     max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
@@ -291,7 +291,7 @@ def launch(context: typer.Context) -> None:
 def evaluate(
     model: Model,
     file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")],
-    kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
+    kind: Annotated[KindOption | None, typer.Option(help="default: by the first record")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
     batch_size: Annotated[int, typer.Option(min=1, help="rows at a time; the result does not depend on it")] = 8,
     skip_bad: SkipBad = False,

@@ -25,7 +25,7 @@ from minimind.data.check.report import CheckReport, FileReport
 from minimind.data.check.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
 from minimind.data.read import streams
 from minimind.data.read.sources import Chunk, Record, Source, chunks_of, container, expand
-from minimind.data.records.conversations import Conversation, Fields, Kind, detect
+from minimind.data.records.conversations import Conversation, Fields, Kind, detect_format
 from minimind.data.records.encoding import Document, Options, Reject, document_of, encode_chunk, kind_of_first
 from minimind.data.store.packing import pack
 from minimind.text.tokenizer import Tokenizer
@@ -123,7 +123,7 @@ class _TextFigures:
             if isinstance(document, Reject):
                 self.reject(document)
                 continue
-            self._formats[detect(record.value, self._options.kind, self._options.fields)] += 1
+            self._formats[detect_format(record.value, self._options.kind, self._options.fields)] += 1
             self._document(document)
             usable.append(record)
         return usable

@@ -28,7 +28,7 @@ class Builder:
     resolved: Resolved
     plan: Plan
     new_model: Callable[[], Transformer]
-    describe: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
+    settings: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
     command: OwnCommand
 
     def treated(self, rollbacks: Sequence[Rollback]) -> Resolved:

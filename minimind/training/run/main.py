@@ -44,7 +44,7 @@ from minimind.training.run.loop import Run, train
 from minimind.training.run.next_commands import sweep_command
 from minimind.training.run.requirements import require
 from minimind.training.run.rescue import give_up, rescue
-from minimind.training.run.resume import Start, agree, describe, find_start
+from minimind.training.run.resume import Start, agree, find_start, run_settings
 from minimind.training.run.summary import schedule_lines, summarize
 
 
@@ -111,10 +111,10 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
         resolved,
         plan,
         new_model,
-        lambda treated: describe(config, treated, data, plan),
+        lambda treated: run_settings(config, treated, data, plan),
         own_command(kind, arguments, resolved.world_size, hardware),
     )
-    about = builder.describe(builder.treated(start.rollbacks))
+    about = builder.settings(builder.treated(start.rollbacks))
     notes += start.findings + control.first_does(lambda: agree(start.checkpoint, about))
     engine, progress = builder.build(start.checkpoint, start.rollbacks)
     resolved = engine.resolved

@@ -58,7 +58,7 @@ def rescue(run: Run, builder: Builder) -> Run | None:
         engine=engine,
         progress=progress,
         rollbacks=rollbacks,
-        about=builder.describe(engine.resolved),
+        about=builder.settings(engine.resolved),
         waits={},
     )
 
