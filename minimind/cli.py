@@ -273,7 +273,11 @@ def doctor(
 
     from minimind.commands.doctor import run_doctor
 
-    _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir, shlex.split(launch)))
+    _exit(
+        run_doctor(
+            deepspeed_config, config, overrides, num_gpus=num_gpus, output_dir=output_dir, words=shlex.split(launch)
+        )
+    )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

@@ -23,6 +23,8 @@ FLOORS = (
     {"cli"},
 )
 TRAINING = ({"values"}, {"process", "checkpoint", "health"}, {"engine"}, {"record"}, {"run"}, {"sweep"})
+MOST_POSITIONAL = 5
+FOREIGN = {"_linear_pointwise", "redirect_request"}  # torch's and urllib's, whose signatures are not ours
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "minimind").rglob("*.py")}
 
 
@@ -85,6 +87,25 @@ def reached(module: str) -> set[str]:
 def test_what_a_run_works_on_is_known_without_deepspeed(module: str) -> None:
     """A run's data, its plan and its numbers can be read where DeepSpeed is not installed."""
     assert "minimind.training.engine.engine" not in reached(f"minimind.training.{module}")
+
+
+def called(node: ast.Call) -> str:
+    function = node.func
+    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+
+
+def test_no_call_has_more_than_five_positional_arguments() -> None:
+    """Nobody can tell the sixth by its place. Functions of any number of equals (``*words``) are another matter."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES.values()}
+    functions = [n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    any_number = {function.name for function in functions if function.args.vararg is not None}
+    crowded = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {called(node)}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL and called(node) not in any_number | FOREIGN
+    ]
+    assert not crowded, "\n".join(crowded)
 
 
 def test_no_folder_is_crowded() -> None:

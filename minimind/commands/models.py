@@ -134,7 +134,7 @@ def export_gguf(path: Path, file: Path, dtype: Dtype) -> Path:
 
     model, tokenizer = load_model(path, "cpu")
     _directory_of(file)
-    save_gguf(model.state_dict(), model.config, tokenizer, file, dtype, model_name(path))
+    save_gguf(model.state_dict(), model.config, tokenizer, path=file, dtype=dtype, name=model_name(path))
     return file
 
 

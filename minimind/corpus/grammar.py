@@ -1,7 +1,7 @@
 """A generator whose every text has an exactly known probability.
 
-A document is written by a function that takes a ``Draft`` and calls ``say`` (fixed text) and ``pick`` (one of several
-texts, each with a probability). Contract: what ``pick`` offers is prefix-free and each choice is written at once, so
+A document is written by a function that takes a ``Manuscript`` and calls ``say`` (fixed text) and ``pick`` (one of
+several texts, each with a probability). Contract: what ``pick`` offers is prefix-free and each choice is written at once, so
 the texts form an instantaneous code: reading from the left, every choice can be recovered, no two runs of choices
 give the same text, and -log p(text) is exactly the sum of its choices' -log p, never a bound. ``pick`` refuses
 options that break this. The end of a document is a choice like any other (``END``).

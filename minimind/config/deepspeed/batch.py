@@ -46,10 +46,10 @@ def solve_batch(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str,
         return BatchSizes(micro_value, accumulation_value, reason)
     if micro and accumulation:
         said = " and ".join(dict.fromkeys((micro_from, accumulation_from)))
-        return _check_product(draft, total, micro, accumulation, world, f"as {said} say")
+        return _check_product(draft, total, micro, accumulation=accumulation, world=world, reason=f"as {said} say")
     if micro:
-        return _divide(draft, total, micro, world, "micro-batch", "accumulation")
-    solved = _divide(draft, total, accumulation or 1, world, "accumulation", "micro-batch")
+        return _divide(draft, total, micro, world=world, known_name="micro-batch", name="accumulation")
+    solved = _divide(draft, total, accumulation or 1, world=world, known_name="accumulation", name="micro-batch")
     return solved and BatchSizes(solved.accumulation, accumulation or 1, solved.reason)
 
 

@@ -128,7 +128,12 @@ def resolve(
     precision = resolve_precision(draft, run, hardware, emulate_fp16 or run.emulate_fp16)
     accumulation = resolve_data_types(draft, precision)
     stage, offload = resolve_zero(
-        draft, precision, accumulation, run, num_parameters or run.model.num_parameters(), world_size
+        draft,
+        precision,
+        accumulation,
+        run=run,
+        num_parameters=num_parameters or run.model.num_parameters(),
+        world_size=world_size,
     )
     batch = solve_batch(draft, run, world_size, fallback)
     optimizer = resolve_optimizer(draft, run, fallback, offload)

@@ -57,9 +57,9 @@ def check_files(
                     source,
                     report,
                     tokenizer,
-                    kind,
-                    Options("pretrain", max_seq_length, fields, allow_special),
-                    encoding,
+                    kind=kind,
+                    options=Options("pretrain", max_seq_length, fields, allow_special),
+                    encoding=encoding,
                 )
             except UserError as error:
                 report.error = str(error)

@@ -168,7 +168,7 @@ class Metrics:
         if self._file:
             self._file.close()
         best = None if self.best.step is None or self.best.loss is None else (self.best.step, self.best.loss)
-        ending = Ending(reason, seconds, model, self._last, self._evaluated, best)
+        ending = Ending(reason, seconds, model, last=self._last, evaluated=self._evaluated, best=best)
         self._console.close(self._summary, ending)
 
     def _to_wandb(self, section: str, record: Mapping[str, Any]) -> None:

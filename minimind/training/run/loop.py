@@ -219,7 +219,12 @@ def evaluate_now(run: Run) -> bool:
     num_bytes = store.num_bytes if store.kind == "pretrain" else None
     try:
         result = evaluate(
-            engine.module, until_stop(run), engine.device, progress.step, num_bytes, engine.sum_over_ranks
+            engine.module,
+            until_stop(run),
+            engine.device,
+            progress.step,
+            num_bytes=num_bytes,
+            sum_over_ranks=engine.sum_over_ranks,
         )
     except Interrupted:
         return False

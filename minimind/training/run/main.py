@@ -110,9 +110,9 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
         config,
         resolved,
         plan,
-        new_model,
-        lambda treated: run_settings(config, treated, data, plan),
-        own_command(kind, arguments, resolved.world_size, hardware),
+        new_model=new_model,
+        settings=lambda treated: run_settings(config, treated, data, plan),
+        command=own_command(kind, arguments, resolved.world_size, hardware),
     )
     about = builder.settings(builder.treated(start.rollbacks))
     notes += start.findings + control.first_does(lambda: agree(start.checkpoint, about))
@@ -121,11 +121,24 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
 
     if not arguments.dry_run:
         notes += control.first_does(
-            lambda: open_directory(config, resolved, hardware, data.tokenizer, start, progress.best.step)
+            lambda: open_directory(
+                config, resolved, hardware, tokenizer=data.tokenizer, start=start, best_step=progress.best.step
+            )
         )
-    metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
+    metrics = open_metrics(arguments, config, engine.rank, total_steps=plan.total_steps, progress=progress, start=start)
     metrics.header(
-        summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments, builder.command)
+        summarize(
+            kind,
+            config,
+            resolved,
+            data=data,
+            batches=batches,
+            plan=plan,
+            hardware=hardware,
+            progress=progress,
+            arguments=arguments,
+            command=builder.command,
+        )
     )
     rates = usual_rates(kind, config, resolved, builder.command)
     for finding in [*rates, *resolved.findings, *remarks, *held_out_findings(data, config), *notes]:
@@ -137,22 +150,29 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
         metrics.rollback(rollback)
     stop.begin(engine.barrier)
     protected = {start.checkpoint.path} if start.checkpoint else set()
-    saver = Saver(engine, Control("saving"), config.output_dir, config.save_total_limit, protected, watchdog)
+    saver = Saver(
+        engine,
+        Control("saving"),
+        config.output_dir,
+        keep=config.save_total_limit,
+        protected=protected,
+        watchdog=watchdog,
+    )
     run = Run(
         config,
         data,
         batches,
-        plan,
-        engine,
-        metrics,
-        progress,
-        stop,
-        config.output_dir,
-        about,
-        saver,
-        start.rollbacks,
-        arguments.overfit_one_batch,
-        watchdog,
+        plan=plan,
+        engine=engine,
+        metrics=metrics,
+        progress=progress,
+        stop=stop,
+        run_dir=config.output_dir,
+        about=about,
+        saver=saver,
+        rollbacks=start.rollbacks,
+        overfit_one_batch=arguments.overfit_one_batch,
+        watchdog=watchdog,
     )
     run, reason, saved = train_and_save(run, builder)
     watchdog.beat(EXPORT)
@@ -225,7 +245,7 @@ def usual_rates(kind: Kind, config: RunConfig, resolved: Resolved, command: OwnC
         band = usual_band(size, resolved.optimizer.type, kind, config.health)
         sweep = sweep_command(command, config, band.low, band.high)
     rate = rates.get("muon_lr", rates["lr"])
-    return before_run(kind, resolved.optimizer.type, rate, size, config.health, sweep)
+    return before_run(kind, resolved.optimizer.type, rate, num_parameters=size, thresholds=config.health, sweep=sweep)
 
 
 def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setup.Plan, progress: Progress) -> int:

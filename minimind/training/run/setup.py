@@ -177,7 +177,14 @@ def plan_steps(config: RunConfig, batches: Batches, held_out: TokenStore | None)
     if held_out is not None:
         evaluate, remark = _plan_evaluations(config, total, batches.rows_per_step, held_out)
     save_by_time = config.save_steps is None
-    return Plan(total, config.save_steps or usual_steps(total), evaluate, schedule, save_by_time, remark)
+    return Plan(
+        total,
+        config.save_steps or usual_steps(total),
+        evaluate,
+        schedule=schedule,
+        save_by_time=save_by_time,
+        eval_remark=remark,
+    )
 
 
 def _plan_evaluations(

@@ -64,7 +64,9 @@ def summarize(
         device=hardware.describe(),
         output_dir=str(config.output_dir),
         memory_bytes=memory.peak,
-        expected_seconds=_expected_seconds(config, resolved, batches, plan, hardware, progress, data),
+        expected_seconds=_expected_seconds(
+            config, resolved, batches, plan=plan, hardware=hardware, progress=progress, data=data
+        ),
         resumed_step=progress.step or None,
         store=str(data.train.path),
         seed=config.seed,

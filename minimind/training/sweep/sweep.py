@@ -131,13 +131,13 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
         config,
         hardware,
         values,
-        base,
-        batches,
-        stop,
-        steps,
-        control.rank == 0,
-        console(),
-        own_command("lr_sweep", arguments, base.world_size, hardware),
+        base=base,
+        batches=batches,
+        stop=stop,
+        steps=steps,
+        first=control.rank == 0,
+        console=console(),
+        command=own_command("lr_sweep", arguments, base.world_size, hardware),
     )
     for finding in [*base.findings, *remarks, *notes]:
         if finding.code != "scheduler-deepspeed":
@@ -254,12 +254,12 @@ def conclude(bench: Bench, name: str, curves: Sequence[Curve]) -> Outcome:
         name,
         curves,
         verdicts,
-        chosen,
-        settings,
-        band,
-        about,
-        lambda low, high: sweep_line(bench, low, high),
-        lambda rate: train_line(bench, rate),
+        recommendation=chosen,
+        settings=settings,
+        band=band,
+        about=about,
+        again=lambda low, high: sweep_line(bench, low, high),
+        train=lambda rate: train_line(bench, rate),
     )
 
 
