@@ -24,7 +24,7 @@ FLOORS = (
 )
 TRAINING = ({"values"}, {"process", "checkpoint", "health"}, {"engine"}, {"record"}, {"run"}, {"sweep"})
 MOST_POSITIONAL = 5
-FOREIGN = {"_linear_pointwise", "redirect_request"}  # torch's and urllib's, whose signatures are not ours
+FOREIGN = {"_linear_pointwise", "redirect_request", "adam_update"}  # of torch, urllib and DeepSpeed: their signatures
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "minimind").rglob("*.py")}
 
 

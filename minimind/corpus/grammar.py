@@ -1,13 +1,13 @@
 """A generator whose every text has an exactly known probability.
 
 A document is written by a function that takes a ``Manuscript`` and calls ``say`` (fixed text) and ``pick`` (one of
-several texts, each with a probability). Contract: what ``pick`` offers is prefix-free and each choice is written at once, so
-the texts form an instantaneous code: reading from the left, every choice can be recovered, no two runs of choices
-give the same text, and -log p(text) is exactly the sum of its choices' -log p, never a bound. ``pick`` refuses
+several texts, each with a probability). Contract: what ``pick`` offers is prefix-free and each choice is written at
+once, so the texts form an instantaneous code: reading from the left, every choice can be recovered, no two runs of
+choices give the same text, and -log p(text) is exactly the sum of its choices' -log p, never a bound. ``pick`` refuses
 options that break this. The end of a document is a choice like any other (``END``).
 
-Three drafts share the interface: ``SampledDraft`` draws, ``ReadDraft`` recovers the choices of a finished text (the
-entropy floor of a file comes from its text alone), and ``enumerate_documents`` walks through all of them.
+Three drafts share the interface: ``SampledManuscript`` draws, ``ReadManuscript`` recovers the choices of a finished
+text (the entropy floor of a file comes from its text alone), and ``enumerate_documents`` walks through all of them.
 
 Known weakness: the number is the entropy of the *text*. A model that works on tokens also spends probability on
 other tokenisations of the same text; its loss is at least the floor in expectation, and can only approach it.
