@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 
 
-class Kind(str, Enum):
+class KindOption(str, Enum):
     """What a file holds: plain texts or conversations."""
 
     pretrain = "pretrain"
@@ -172,7 +172,7 @@ def fetch(
 def check(
     files: Files,
     tokenizer: Annotated[Path | None, typer.Option(help="count tokens with this tokenizer too")] = None,
-    kind: Annotated[Kind | None, typer.Option(help="default: by the first record of each file")] = None,
+    kind: Annotated[KindOption | None, typer.Option(help="default: by the first record of each file")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
     format: FormatOption = None,
     text_field: TextField = None,
@@ -183,6 +183,7 @@ def check(
 ) -> None:
     """What is in FILE, and each bad line as file:line: reason. Exit code 1 if there is one."""
     from minimind.data.check.check import check_files
+    from minimind.data.check.view import show
     from minimind.data.records.conversations import Fields
     from minimind.text.tokenizer import Tokenizer
 
@@ -197,7 +198,7 @@ def check(
         encoding=encoding,
         allow_special=allow_special,
     )
-    _show(report.to_json()) if as_json else report.render(console())
+    _show(report.to_json()) if as_json else show(report, console())
     _exit(0 if report.ok else 1)
 
 
@@ -206,7 +207,7 @@ def prepare(
     files: Files,
     tokenizer: TokenizerOption,
     output: Annotated[Path, typer.Option(help="directory of the store")],
-    kind: Annotated[Kind, typer.Option(help="plain texts or conversations")] = Kind.pretrain,
+    kind: Annotated[KindOption, typer.Option(help="plain texts or conversations")] = KindOption.pretrain,
     max_seq_length: RowLength = ROW_LENGTH,
     skip_bad: SkipBad = False,
     max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
@@ -272,7 +273,11 @@ def doctor(
 
     from minimind.commands.doctor import run_doctor
 
-    _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir, shlex.split(launch)))
+    _exit(
+        run_doctor(
+            deepspeed_config, config, overrides, num_gpus=num_gpus, output_dir=output_dir, words=shlex.split(launch)
+        )
+    )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -290,7 +295,7 @@ def launch(context: typer.Context) -> None:
 def evaluate(
     model: Model,
     file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")],
-    kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
+    kind: Annotated[KindOption | None, typer.Option(help="default: by the first record")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
     batch_size: Annotated[int, typer.Option(min=1, help="rows at a time; the result does not depend on it")] = 8,
     skip_bad: SkipBad = False,

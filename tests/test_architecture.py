@@ -23,6 +23,8 @@ FLOORS = (
     {"cli"},
 )
 TRAINING = ({"values"}, {"process", "checkpoint", "health"}, {"engine"}, {"record"}, {"run"}, {"sweep"})
+MOST_POSITIONAL = 5
+FOREIGN = {"_linear_pointwise", "redirect_request", "adam_update"}  # of torch, urllib and DeepSpeed: their signatures
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "minimind").rglob("*.py")}
 
 
@@ -67,6 +69,43 @@ def test_nothing_imports_in_a_circle() -> None:
 def test_deepspeed_is_imported_in_training_engine_only() -> None:
     importers = {name for name, path in MODULES.items() if any(i.split(".")[0] == "deepspeed" for i in imported(path))}
     assert importers and all(name.startswith("minimind.training.engine.") for name in importers), importers
+
+
+def reached(module: str) -> set[str]:
+    """What importing ``module`` may import of ours, directly or not."""
+    found, open_ = {module}, [module]
+    while open_:
+        new = IMPORTS.get(open_.pop(), set()) - found
+        found |= new
+        open_ += new
+    return found
+
+
+@pytest.mark.parametrize(
+    "module", ["run.setup", "run.resume", "run.cadence", "record.metrics", "health.trouble", "values"]
+)
+def test_what_a_run_works_on_is_known_without_deepspeed(module: str) -> None:
+    """A run's data, its plan and its numbers can be read where DeepSpeed is not installed."""
+    assert "minimind.training.engine.engine" not in reached(f"minimind.training.{module}")
+
+
+def called(node: ast.Call) -> str:
+    function = node.func
+    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+
+
+def test_no_call_has_more_than_five_positional_arguments() -> None:
+    """Nobody can tell the sixth by its place. Functions of any number of equals (``*words``) are another matter."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES.values()}
+    functions = [n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    any_number = {function.name for function in functions if function.args.vararg is not None}
+    crowded = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {called(node)}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL and called(node) not in any_number | FOREIGN
+    ]
+    assert not crowded, "\n".join(crowded)
 
 
 def test_no_folder_is_crowded() -> None:

@@ -66,8 +66,8 @@ def evaluate_file(
     from minimind.data.store.prepare import prepare
     from minimind.data.store.store import TokenStore
     from minimind.inference.generation import load_model
-    from minimind.training.record.metrics import perplexity
     from minimind.training.run.evaluation import evaluate
+    from minimind.training.values import perplexity
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer = load_model(path, str(device))
@@ -134,7 +134,7 @@ def export_gguf(path: Path, file: Path, dtype: Dtype) -> Path:
 
     model, tokenizer = load_model(path, "cpu")
     _directory_of(file)
-    save_gguf(model.state_dict(), model.config, tokenizer, file, dtype, model_name(path))
+    save_gguf(model.state_dict(), model.config, tokenizer, path=file, dtype=dtype, name=model_name(path))
     return file
 
 

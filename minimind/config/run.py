@@ -103,7 +103,7 @@ def _field_map(value: Any) -> Any:
     return ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
 
 
-Source = Annotated[Path | WeightedFile, BeforeValidator(_source)]
+TrainFile = Annotated[Path | WeightedFile, BeforeValidator(_source)]
 
 
 class RunConfig(BaseModel):
@@ -114,7 +114,7 @@ class RunConfig(BaseModel):
     # Model and data
     model: Annotated[ModelConfig, BeforeValidator(_model)] = PRESETS["26m"]
     tokenizer: Path | None = None
-    train_file: Annotated[list[Source], BeforeValidator(_sources)] = []
+    train_file: Annotated[list[TrainFile], BeforeValidator(_sources)] = []
     eval_file: Annotated[list[Path], BeforeValidator(_paths)] = []
     max_seq_length: Annotated[int, Field(gt=1)] = ROW_LENGTH
     skip_bad: bool = False

@@ -187,7 +187,7 @@ def generate(
     sampler = Sampler(temperature, top_p, top_k, repetition_penalty)
     longest, count = _room(model, [prompt_ids], max_new_tokens)
     row = _Row(sampler, prompt_ids, model.output_size, seed)
-    return _stream(model, list(prompt_ids), longest + count, count, row, frozenset(stop_ids))
+    return _stream(model, list(prompt_ids), longest + count, count=count, row=row, stop_ids=frozenset(stop_ids))
 
 
 def _stream(

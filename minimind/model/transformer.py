@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minimind.config.model import PRESETS, ModelConfig
 from minimind.model import attention
-from minimind.model.attention import KVCache, Plan
+from minimind.model.attention import AttentionPlan, KVCache
 from minimind.model.cpu.recompute import normed_projections, swiglu_down
 from minimind.model.loss import cross_entropy_by_row, summed_cross_entropy
 from minimind.model.ops import linear, rms_norm, rope_tables, rotate
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.hidden_size, keys)
         self.o_proj = Linear(queries, config.hidden_size)
 
-    def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
         projected = norm.projected(x, self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (y.view(*x.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
         q, k = rotate(q, tables), rotate(k, tables)
@@ -103,7 +103,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
         x = x + self.self_attn(x, self.input_layernorm, tables, plan, cache)
         return x + self.mlp(x, self.post_attention_layernorm)
 

@@ -25,7 +25,7 @@ from minimind.corpus.corpus import (
 )
 from minimind.corpus.grammar import (
     END,
-    Draft,
+    Manuscript,
     Writer,
     document_nats,
     enumerate_documents,
@@ -38,7 +38,7 @@ from minimind.corpus.words import ADJECTIVES, CHINESE, ENGLISH, LANGUAGES, NOUNS
 from minimind.text.tokenizer import Tokenizer
 
 
-def small_grammar(draft: Draft) -> None:
+def small_grammar(draft: Manuscript) -> None:
     """Uneven choices, a choice that depends on an earlier one, and an end after one to three items."""
     subject = draft.pick(["cat", "dog"], weights=[3, 1], then=" ")
     for count in range(3):
@@ -51,12 +51,12 @@ def small_grammar(draft: Draft) -> None:
         draft.say(END)
 
 
-def one_day(draft: Draft) -> None:
+def one_day(draft: Manuscript) -> None:
     write_day(draft, ENGLISH)
     draft.say(END)
 
 
-def one_word(draft: Draft) -> None:
+def one_word(draft: Manuscript) -> None:
     write_word(draft, CHINESE)
     draft.say(END)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from minimind.base.findings import Finding
 from minimind.base.problems import nearest
-from minimind.config.deepspeed.schema import MONITORS, REMOVED, REMOVED_ZERO, TOP_LEVEL, Kind, removed_message
-from minimind.config.deepspeed.source import Source
+from minimind.config.deepspeed.schema import MONITORS, REMOVED, REMOVED_ZERO, TOP_LEVEL, ValueKind, removed_message
+from minimind.config.deepspeed.source import JsonSource
 
 AUTO = "auto"
 
@@ -23,7 +23,7 @@ AUTO = "auto"
 class Draft:
     """A config on its way from the file to the engine: its values, and what was found wrong or worth saying."""
 
-    source: Source
+    source: JsonSource
     values: dict[str, Any]
     problems: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -84,7 +84,7 @@ def check_names_and_types(draft: Draft) -> None:
     _check_section(draft, draft.values, TOP_LEVEL, "")
 
 
-def _check_section(draft: Draft, section: dict[str, Any], kinds: Mapping[str, Kind], prefix: str) -> None:
+def _check_section(draft: Draft, section: dict[str, Any], kinds: Mapping[str, ValueKind], prefix: str) -> None:
     for key in list(section):
         path, value = f"{prefix}{key}", section[key]
         if key.startswith(("_", "//", "#")):
@@ -115,7 +115,7 @@ def _what_deepspeed_does(prefix: str) -> str:
 _CHECKED_BY_DEEPSPEED = {"fp16", "bf16", "zero_optimization", "compile", "timers", *MONITORS}
 
 
-def check_params(draft: Draft, section: str, kinds: Mapping[str, Kind], owner: str) -> None:
+def check_params(draft: Draft, section: str, kinds: Mapping[str, ValueKind], owner: str) -> None:
     """The ``params`` of an optimizer or scheduler, whose keys depend on its type."""
     params = draft.get(f"{section}.params", {})
     if not isinstance(params, dict):
@@ -136,7 +136,7 @@ def check_params(draft: Draft, section: str, kinds: Mapping[str, Kind], owner: s
             _coerce(draft, params, key, kinds[key], path)
 
 
-def _coerce(draft: Draft, section: dict[str, Any], key: str, kind: Kind, path: str) -> None:
+def _coerce(draft: Draft, section: dict[str, Any], key: str, kind: ValueKind, path: str) -> None:
     """Replace a value by its typed form, as pydantic would ("2" -> 2, 5e8 -> 500000000). A wrong one is recorded and
     removed, so that later checks meet only right types.
     """
@@ -158,7 +158,7 @@ _WANTED = {
 }
 
 
-def _convert(value: Any, kind: Kind) -> Any:
+def _convert(value: Any, kind: ValueKind) -> Any:
     if kind == "any":
         return value
     if isinstance(kind, tuple):

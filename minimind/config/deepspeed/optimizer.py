@@ -18,6 +18,8 @@ from minimind.config.deepspeed.lint import AUTO, Draft, check_params
 from minimind.config.deepspeed.schema import OPTIMIZERS
 from minimind.config.run import RunConfig
 
+RATES = ("lr", "muon_lr", "adam_lr")  # params that are learning rates
+
 
 @dataclass(frozen=True)
 class OptimizerSpec:
@@ -121,7 +123,7 @@ def _fill(draft: Draft, run: RunConfig, kind: str, params: dict[str, Any], fallb
     ):
         if key in OPTIMIZERS[kind]:
             value = automatic[yaml_name] if params.get(key) == AUTO else default
-            unset += _fill_one(draft, run, params, key, yaml_name, value)
+            unset += _fill_one(draft, run, params, key=key, yaml_name=yaml_name, default=value)
     if "betas" in OPTIMIZERS[kind]:
         adam = (fallback["adam_beta1"], fallback["adam_beta2"])
         _fill_betas(draft, run, params, LION_BETAS if kind == "Lion" else adam)
@@ -154,7 +156,7 @@ def _fill_betas(draft: Draft, run: RunConfig, params: dict[str, Any], default: t
         if (
             value is not None
             and value != given[index]
-            and wins(draft, run, "optimizer.params.betas", name, given[index], value)
+            and wins(draft, run, "optimizer.params.betas", name=name, given=given[index], wanted=value)
         ):
             given[index] = value
 

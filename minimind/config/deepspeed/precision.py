@@ -41,7 +41,7 @@ def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate:
 def _one_precision(draft: Draft, run: RunConfig, name: str, other: str) -> None:
     """``name`` is asked for by the run and ``other`` enabled in the JSON: the command line wins, a YAML does not."""
     if run.commanded(name):
-        say_winner(draft, run, f"{other}.enabled", name, True, True)
+        say_winner(draft, run, f"{other}.enabled", name=name, given=True, wanted=True)
     else:
         draft.problem(
             f"{other}.enabled",

@@ -21,7 +21,7 @@ from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware, kind_by_name
 from minimind.base.problems import raise_problems
 from minimind.config.deepspeed.agreement import settle
-from minimind.config.deepspeed.batch import Batch, solve_batch
+from minimind.config.deepspeed.batch import BatchSizes, solve_batch
 from minimind.config.deepspeed.lint import AUTO, Draft, check_names_and_types, modernise
 from minimind.config.deepspeed.optimizer import OptimizerSpec, resolve_optimizer
 from minimind.config.deepspeed.precision import resolve_data_types, resolve_precision
@@ -128,7 +128,12 @@ def resolve(
     precision = resolve_precision(draft, run, hardware, emulate_fp16 or run.emulate_fp16)
     accumulation = resolve_data_types(draft, precision)
     stage, offload = resolve_zero(
-        draft, precision, accumulation, run, num_parameters or run.model.num_parameters(), world_size
+        draft,
+        precision,
+        accumulation,
+        run=run,
+        num_parameters=num_parameters or run.model.num_parameters(),
+        world_size=world_size,
     )
     batch = solve_batch(draft, run, world_size, fallback)
     optimizer = resolve_optimizer(draft, run, fallback, offload)
@@ -158,7 +163,7 @@ def resolve(
 
 
 def _finish(
-    draft: Draft, batch: Batch, world_size: int, clipping: float, scheduler: dict[str, Any] | None
+    draft: Draft, batch: BatchSizes, world_size: int, clipping: float, scheduler: dict[str, Any] | None
 ) -> dict[str, Any]:
     config = {key: value for key, value in draft.values.items() if key not in ("optimizer", "scheduler")}
     config.update(

@@ -26,7 +26,7 @@ _BARE = re.compile(r"[^,\]}\n#]*")
 
 
 @dataclass(frozen=True)
-class Source:
+class JsonSource:
     """A parsed config: ``values``, the ``name`` to print and the line of each key (empty for a dict from
     Python).
     """
@@ -90,12 +90,12 @@ def _duplicates(lines: Mapping[Path_, list[int]], name: str) -> list[str]:
     ]
 
 
-def read_source(config: str | Path | Mapping[str, Any]) -> Source:
+def read_source(config: str | Path | Mapping[str, Any]) -> JsonSource:
     """Parse a path or take a dict (copied). Raises UserError with file:line:column for a syntax error, a
     missing file, a duplicate key or a top level that is not an object.
     """
     if isinstance(config, Mapping):
-        return Source(copy.deepcopy(dict(config)), "the DeepSpeed config")
+        return JsonSource(copy.deepcopy(dict(config)), "the DeepSpeed config")
     path = Path(config)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -118,4 +118,4 @@ def read_source(config: str | Path | Mapping[str, Any]) -> Source:
     lines = key_lines(text)
     if found := _duplicates(lines, str(path)):
         raise UserError("; ".join(found))
-    return Source(values, str(path), lines)
+    return JsonSource(values, str(path), lines)

@@ -80,12 +80,33 @@ def inspect(path: Path, name: str | None = None, encoding: str | None = None) ->
         raise UserError(f"{name}: holds no record (0 bytes); was the download or the disk full?")
     _refuse_non_data(raw, name)
     if raw.startswith(b"PAR1"):
-        return Head(path, name, compression, "utf-8", 1.0, 0, raw, complete)
+        return Head(
+            path, name, compression, encoding="utf-8", confidence=1.0, mark_bytes=0, text=raw, complete=complete
+        )
     found, confidence, mark = find_encoding(raw, complete, name, encoding)
-    head = Head(path, name, compression, found, confidence, mark, raw[mark:], complete)
+    head = Head(
+        path,
+        name,
+        compression,
+        encoding=found,
+        confidence=confidence,
+        mark_bytes=mark,
+        text=raw[mark:],
+        complete=complete,
+    )
     text = b"".join(to_utf8([head.text], found, name, final=False)) if found.startswith("utf-") else head.text
     line_end = b"\r" if b"\r" in text and b"\n" not in text else b"\n"
-    return Head(path, name, compression, found, confidence, mark, text, complete, line_end)
+    return Head(
+        path,
+        name,
+        compression,
+        encoding=found,
+        confidence=confidence,
+        mark_bytes=mark,
+        text=text,
+        complete=complete,
+        line_end=line_end,
+    )
 
 
 def blocks(head: Head) -> Iterator[bytes]:

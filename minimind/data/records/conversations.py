@@ -87,7 +87,7 @@ class Conversation(NamedTuple):
 
 def to_document(value: object, kind: Kind, fields: Fields) -> str | Conversation:
     """The document that a record holds. Raises ``BadRecord``."""
-    found = detect(value, kind, fields)
+    found = detect_format(value, kind, fields)
     if kind == "pretrain":
         if found != "text":
             raise BadRecord(
@@ -101,7 +101,7 @@ def to_document(value: object, kind: Kind, fields: Fields) -> str | Conversation
     return _checked(_turns_of(value, found, fields))
 
 
-def detect(value: object, kind: Kind | None, fields: Fields) -> str:
+def detect_format(value: object, kind: Kind | None, fields: Fields) -> str:
     """The record's format (``text``, ``conversations``, ...). ``kind`` breaks the tie where a record holds both."""
     if fields.format is not None:
         return "text" if fields.format in TEXT_FORMATS else fields.format

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from minimind.base.defaults import ROW_LENGTH
 from minimind.data.read.sources import Chunk, Record
-from minimind.data.records.conversations import BadRecord, Conversation, Fields, Kind, detect, to_document
+from minimind.data.records.conversations import BadRecord, Conversation, Fields, Kind, detect_format, to_document
 from minimind.text.chat import ROLES, Fitted, Turn, fit
 from minimind.text.tokenizer import IM_END, IM_START, Tokenizer
 
@@ -142,7 +142,7 @@ def kind_of(record: Record, fields: Fields) -> Kind:
     """Whether a record is pretraining text or a conversation. Raises ``BadRecord`` if it is neither."""
     if record.error is not None:
         raise BadRecord(record.error)
-    return "pretrain" if detect(record.value, None, fields) == "text" else "sft"
+    return "pretrain" if detect_format(record.value, None, fields) == "text" else "sft"
 
 
 def _add_texts(encoded: Encoded, texts: list[tuple[int, str]], tokenizer: Tokenizer) -> None:

@@ -92,7 +92,15 @@ def prepare(
         sources = _gathered(files, cache, stack, say)
         kind = kind or _kind_of(sources, fields, encoding)
         options = Options(kind, max_seq_length, fields, allow_special)
-        job = Job(tokenizer, options, skip_bad, max_bad_ratio, encoding, workers or default_workers(), say)
+        job = Job(
+            tokenizer,
+            options,
+            skip_bad,
+            max_bad_ratio=max_bad_ratio,
+            encoding=encoding,
+            workers=workers or default_workers(),
+            say=say,
+        )
         hashes = [content_hash(source, cache) for source in sources]
         key = job.key([(Path(source.name).name, digest) for source, digest in zip(sources, hashes, strict=True)])
         store = output or room(cache, "stores") / f"{_slug(sources[0].name)}-{key[:16]}"

@@ -35,7 +35,7 @@ KEYS = 32  # a block's keys are a multiple of it: oneDNN makes and keeps a kerne
 
 
 @dataclass(frozen=True)
-class Block:
+class QueryBlock:
     """Queries ``start`` to ``end`` see keys from ``first_key`` to ``end`` where ``mask`` [queries, 1, keys] is 0, not
     -inf."""
 
@@ -53,20 +53,20 @@ class Block:
         return slice(self.start * group, self.end * group)
 
 
-def make_blocks(lengths: Sequence[int], size: int = BLOCK) -> list[Block]:
+def make_blocks(lengths: Sequence[int], size: int = BLOCK) -> list[QueryBlock]:
     """The blocks of documents of these ``lengths``, one after the other."""
     of = torch.tensor(lengths)
     starts = (of.cumsum(0) - of).repeat_interleave(of)  # [T], where each token's document starts
     return [_block(starts, start, min(start + size, len(starts))) for start in range(0, len(starts), size)]
 
 
-def _block(starts: Tensor, start: int, end: int) -> Block:
+def _block(starts: Tensor, start: int, end: int) -> QueryBlock:
     keys = -(-(end - int(starts[start])) // KEYS) * KEYS
     first_key = max(0, end - keys)
     query, key = torch.arange(start, end)[:, None], torch.arange(first_key, end)
     hidden = (key > query) | (key < starts[start:end, None])
     mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-    return Block(start, end, first_key, mask[:, None])
+    return QueryBlock(start, end, first_key, mask[:, None])
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def _by_token(x: Tensor, length: int) -> Tensor:
     return x.view(x.shape[0], length, -1, x.shape[2]).transpose(0, 1).reshape(length, -1, x.shape[2])
 
 
-def _probabilities(q: Tensor, k: Tensor, block: Block, scale: float) -> Tensor:
+def _probabilities(q: Tensor, k: Tensor, block: QueryBlock, scale: float) -> Tensor:
     """fp32 [key_heads, queries * group, keys], of q [key_heads, queries * group, D] and k [key_heads, keys, D]."""
     with _exact_products(q.dtype):
         scores = torch.bmm(q.float(), k.float().transpose(1, 2))
@@ -110,7 +110,7 @@ class _BlockAttention(torch.autograd.Function):
     """q [T, heads, D], k, v [T, key_heads, D] -> [T, heads, D]."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block]) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[QueryBlock]) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.blocks = blocks
         (length, heads, size), key_heads = q.shape, k.shape[1]
@@ -146,7 +146,7 @@ class _BlockAttention(torch.autograd.Function):
 class QueryBlocks:
     """A plan (attention.py): the ``blocks`` of all rows' documents, one after the other."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[QueryBlock]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[B, T, heads, D] and [B, T, key_heads, D] -> [B, T, heads, D]; made for bf16, exact in fp32 as well."""

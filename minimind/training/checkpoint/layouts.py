@@ -53,9 +53,9 @@ class Layout:
             ranks,
             precision,
             zero.get("stage", 0),
-            zero.get("offload_optimizer", {}).get("device") == "cpu",
-            _HALF.get(accumulation.removeprefix("torch."), accumulation),
-            (bool(zero.get("round_robin_gradients")), bool(zero.get("parameter_alignment"))),
+            offload=zero.get("offload_optimizer", {}).get("device") == "cpu",
+            accumulation=_HALF.get(accumulation.removeprefix("torch."), accumulation),
+            order=(bool(zero.get("round_robin_gradients")), bool(zero.get("parameter_alignment"))),
         )
 
     def __str__(self) -> str:

@@ -26,11 +26,12 @@ from minimind.training.health.trouble import LEAD, Trouble, Watch
 from minimind.training.process.host import anonymous_memory, settled_garbage, timed
 from minimind.training.process.signals import StopRequest
 from minimind.training.process.watchdog import EVALUATION, SAVE, STEP, Watchdog
-from minimind.training.record.metrics import Metrics, StepMetrics
+from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress, Recorder
 from minimind.training.run.cadence import SaveClock
 from minimind.training.run.evaluation import evaluate
 from minimind.training.run.setup import Data, Plan
+from minimind.training.values import StepMetrics
 
 LOOK_UP = 8  # batches of an evaluation between looks at the request to stop
 NOT_FINITE = ("loss-not-finite", "gradient-not-finite")  # findings that name their samples
@@ -56,7 +57,6 @@ class Run:
     watchdog: Watchdog = field(default_factory=Watchdog)  # not started: watches nothing
     health: Health = field(init=False)
     watch: Watch = field(init=False)
-    trouble: Trouble | None = None
     save_clock: SaveClock = field(default_factory=SaveClock)
     waits: dict[int, float] = field(default_factory=dict)  # step -> seconds it waited for data; until reported
 
@@ -64,6 +64,11 @@ class Run:
         self.health = Health.from_state(self.progress.health, self.config.health)
         self.watch = Watch(self.config.recovery, self.config.health, self.engine.resolved.dynamic_scale)
         self.watch.load(self.progress.watch)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What the run can't go on with; `Watch` says so."""
+        return self.watch.trouble
 
     @property
     def rank(self) -> int:
@@ -115,7 +120,7 @@ def train(run: Run) -> str:
         saving = last or result.stop or result.save
         if evaluating or saving or report_due(run, result):
             recorder.flush()
-        if in_trouble(run, result, evaluating, last):
+        if observed_trouble(run, result, evaluating, last) is not None:
             return "trouble"
         improved = evaluating and evaluate_now(run)
         stop = result.stop or (evaluating and progress.evaluated_step < step)
@@ -127,7 +132,7 @@ def train(run: Run) -> str:
             recorder.restart_clock()
         if stop:
             return "stopped"
-        if early_stop(run):
+        if out_of_patience(run):
             return "early-stop"
     return "finished"
 
@@ -147,13 +152,13 @@ def evaluation_due(run: Run) -> bool:
 
 def catch_up(run: Run) -> str | None:
     """What a checkpoint left undone at its step; why the run ends there, or None."""
-    if run.progress.step and not weights_sound(run):  # written by an earlier version, or by another program
+    if run.progress.step and not check_weights(run):  # written by an earlier version, or by another program
         return "trouble"
     if missed_evaluation(run) and evaluate_now(run) and run.rank == 0:
         restore_best(run.run_dir, run.progress.step)
     if missed_evaluation(run):  # asked to stop again
         return "stopped"
-    return "early-stop" if early_stop(run) else None
+    return "early-stop" if out_of_patience(run) else None
 
 
 def missed_evaluation(run: Run) -> bool:
@@ -176,7 +181,7 @@ def report(run: Run, metrics: StepMetrics) -> None:
         run.metrics.finding(with_samples(run, finding) if finding.code in NOT_FINITE else finding)
     for finding in run.saver.poll():
         run.metrics.finding(finding)
-    run.trouble = run.trouble or run.watch.observe(metrics)
+    run.watch.observe(metrics)
 
 
 def with_samples(run: Run, finding: Finding) -> Finding:
@@ -187,23 +192,23 @@ def with_samples(run: Run, finding: Finding) -> Finding:
     return replace(finding, message=f"{finding.message}: the update was skipped; samples: {shorten(samples)}")
 
 
-def in_trouble(run: Run, result: StepResult, evaluating: bool, last: bool) -> bool:
-    """Whether the run can't go on as it is; the same on every rank. Broken weights are not worth an evaluation."""
+def observed_trouble(run: Run, result: StepResult, evaluating: bool, last: bool) -> Trouble | None:
+    """Have this step watched; why the run can't go on, the same on every rank. Broken weights need no evaluation."""
     step, every = run.progress.step, run.config.recovery.parameter_check_steps
-    if result.update.exhausted and run.trouble is None:
-        run.trouble = run.watch.scale_exhausted(step)
+    if result.update.exhausted:
+        run.watch.observe_exhausted_scale(step)
     if evaluating or step % every == 0:
-        weights_sound(run)
-    if last and run.trouble is None:
-        run.trouble = run.watch.at_the_end(step)
-    return run.trouble is not None
+        check_weights(run)
+    if last:
+        run.watch.observe_end(step)
+    return run.trouble
 
 
-def weights_sound(run: Run) -> bool:
-    """Whether all weights are finite on all ranks, as all ranks learn; the run is in trouble if not."""
+def check_weights(run: Run) -> bool:
+    """Look at the weights of all ranks; True if all are finite, as all ranks learn. The run is in trouble if not."""
     gathered = run.engine.control.gather(run.engine.broken_parameters())
     broken = list(dict.fromkeys(name for names in gathered for name in names))  # ranks mostly name the same
-    run.trouble = run.trouble or run.watch.check_parameters(run.progress.step, broken)
+    run.watch.observe_parameters(run.progress.step, broken)
     return not broken
 
 
@@ -214,7 +219,12 @@ def evaluate_now(run: Run) -> bool:
     num_bytes = store.num_bytes if store.kind == "pretrain" else None
     try:
         result = evaluate(
-            engine.module, until_stop(run), engine.device, progress.step, num_bytes, engine.sum_over_ranks
+            engine.module,
+            until_stop(run),
+            engine.device,
+            progress.step,
+            num_bytes=num_bytes,
+            sum_over_ranks=engine.sum_over_ranks,
         )
     except Interrupted:
         return False
@@ -240,7 +250,7 @@ def until_stop(run: Run) -> Iterator[Batch]:
         yield batch
 
 
-def early_stop(run: Run) -> bool:
+def out_of_patience(run: Run) -> bool:
     """Whether held-out loss has not improved for ``early_stopping_patience`` evaluations."""
     patience = run.config.early_stopping_patience
     return patience is not None and run.progress.best.without_gain >= patience
@@ -251,7 +261,7 @@ def save(run: Run, best: bool = False) -> None:
 
     A checkpoint is never made of broken weights, whatever asks for one: then the run is in trouble instead.
     """
-    if not weights_sound(run):
+    if not check_weights(run):
         return
     run.watchdog.beat(SAVE)
     with run.save_clock.saving():

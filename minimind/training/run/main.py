@@ -39,13 +39,14 @@ from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress
 from minimind.training.run import setup
 from minimind.training.run.arguments import config_options, own_command, parse
+from minimind.training.run.builder import Builder, new_model
 from minimind.training.run.directory import open_directory
 from minimind.training.run.held_out import held_out_findings
 from minimind.training.run.loop import Run, train
 from minimind.training.run.next_commands import sweep_command
 from minimind.training.run.requirements import require
-from minimind.training.run.rescue import Builder, give_up, rescue
-from minimind.training.run.resume import Start, agree, describe, find_start
+from minimind.training.run.rescue import give_up, rescue
+from minimind.training.run.resume import Start, agree, find_start, run_settings
 from minimind.training.run.summary import schedule_lines, summarize
 
 WORD = 30.0  # seconds that another rank waits for the first to say what is wrong; it is ended long before
@@ -121,22 +122,35 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
         config,
         resolved,
         plan,
-        new_model,
-        lambda treated: describe(config, treated, data, plan),
-        own_command(kind, arguments, resolved.world_size, hardware),
+        new_model=new_model,
+        settings=lambda treated: run_settings(config, treated, data, plan),
+        command=own_command(kind, arguments, resolved.world_size, hardware),
     )
-    about = builder.describe(builder.treated(start.rollbacks))
+    about = builder.settings(builder.treated(start.rollbacks))
     notes += start.findings + control.first_does(lambda: agree(start.checkpoint, about))
     engine, progress = builder.build(start.checkpoint, start.rollbacks)
     resolved = engine.resolved
 
     if not arguments.dry_run:
         notes += control.first_does(
-            lambda: open_directory(config, resolved, hardware, data.tokenizer, start, progress.best.step)
+            lambda: open_directory(
+                config, resolved, hardware, tokenizer=data.tokenizer, start=start, best_step=progress.best.step
+            )
         )
-    metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
+    metrics = open_metrics(arguments, config, engine.rank, total_steps=plan.total_steps, progress=progress, start=start)
     metrics.header(
-        summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments, builder.command)
+        summarize(
+            kind,
+            config,
+            resolved,
+            data=data,
+            batches=batches,
+            plan=plan,
+            hardware=hardware,
+            progress=progress,
+            arguments=arguments,
+            command=builder.command,
+        )
     )
     rates = usual_rates(kind, config, resolved, builder.command)
     for finding in [*rates, *resolved.findings, *remarks, *held_out_findings(data, config), *notes]:
@@ -148,22 +162,29 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
         metrics.rollback(rollback)
     stop.begin(engine.barrier)
     protected = {start.checkpoint.path} if start.checkpoint else set()
-    saver = Saver(engine, Control("saving"), config.output_dir, config.save_total_limit, protected, watchdog)
+    saver = Saver(
+        engine,
+        Control("saving"),
+        config.output_dir,
+        keep=config.save_total_limit,
+        protected=protected,
+        watchdog=watchdog,
+    )
     run = Run(
         config,
         data,
         batches,
-        plan,
-        engine,
-        metrics,
-        progress,
-        stop,
-        config.output_dir,
-        about,
-        saver,
-        start.rollbacks,
-        arguments.overfit_one_batch,
-        watchdog,
+        plan=plan,
+        engine=engine,
+        metrics=metrics,
+        progress=progress,
+        stop=stop,
+        run_dir=config.output_dir,
+        about=about,
+        saver=saver,
+        rollbacks=start.rollbacks,
+        overfit_one_batch=arguments.overfit_one_batch,
+        watchdog=watchdog,
     )
     run, reason, saved = train_and_save(run, builder)
     watchdog.beat(EXPORT)
@@ -236,7 +257,7 @@ def usual_rates(kind: Kind, config: RunConfig, resolved: Resolved, command: OwnC
         band = usual_band(size, resolved.optimizer.type, kind, config.health)
         sweep = sweep_command(command, config, band.low, band.high)
     rate = rates.get("muon_lr", rates["lr"])
-    return before_run(kind, resolved.optimizer.type, rate, size, config.health, sweep)
+    return before_run(kind, resolved.optimizer.type, rate, num_parameters=size, thresholds=config.health, sweep=sweep)
 
 
 def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setup.Plan, progress: Progress) -> int:
@@ -251,7 +272,7 @@ def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Cal
     """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if kind == "pretrain":
-        return config, lambda: setup.new_model(config)
+        return config, lambda: new_model(config)
     from minimind.inference.generation import load_model
 
     if arguments.model.resolve() == config.output_dir.resolve():

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from minimind.base.command_lines import OwnCommand
 from minimind.base.hardware import Hardware
-from minimind.commands.plan import measure_tokens_per_second
 from minimind.config.deepspeed import Resolved
+from minimind.config.deepspeed.optimizer import RATES
 from minimind.config.memory import estimate_memory
 from minimind.config.model import PRESETS
 from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 from minimind.data.store.batches import Batches
-from minimind.training.record.metrics import RunSummary
+from minimind.training.engine.measure import measure_tokens_per_second
 from minimind.training.record.recorder import Progress
-from minimind.training.run.cadence import evaluation_cost, evaluations
+from minimind.training.run.cadence import evaluation_cost
 from minimind.training.run.next_commands import resume_command, tune_command
 from minimind.training.run.setup import Data, Plan
-from minimind.training.sweep.options import RATES
+from minimind.training.values import RunSummary, evaluations
 
 NAMED = 3  # files in the header
 START_UP_SECONDS = 0.3  # the header's estimate may cost this; the console's own comes with the first steps
@@ -64,11 +64,13 @@ def summarize(
         device=hardware.describe(),
         output_dir=str(config.output_dir),
         memory_bytes=memory.peak,
-        expected_seconds=_expected_seconds(config, resolved, batches, plan, hardware, progress, data),
+        expected_seconds=_expected_seconds(
+            config, resolved, batches, plan=plan, hardware=hardware, progress=progress, data=data
+        ),
         resumed_step=progress.step or None,
         store=str(data.train.path),
         seed=config.seed,
-        sources=batches.mixture.describe() if batches.mixture else None,
+        sources=batches.mixture.records() if batches.mixture else None,
         eval_remark=plan.eval_remark,
         data=_files(config.train_paths) or "the built-in corpus: no --train-file was given",
         held_out=_held_out(config, data),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minimind.base.errors import UserError
-from minimind.data.records.conversations import BadRecord, Conversation, Fields, detect, text_of, to_document
+from minimind.data.records.conversations import BadRecord, Conversation, Fields, detect_format, text_of, to_document
 from minimind.text.chat import Turn
 
 DOCS = Path(__file__).parents[3] / "docs" / "data.md"
@@ -154,7 +154,7 @@ def test_the_documented_rules_are_the_tested_ones() -> None:
     ],
 )
 def test_formats_are_recognised_and_give_the_same_conversation(record: object, name: str) -> None:
-    assert detect(record, "sft", Fields()) == name
+    assert detect_format(record, "sft", Fields()) == name
     assert to_document(record, "sft", Fields()) == used(Q, A)
     assert to_document(record, "sft", Fields(name)) == used(Q, A)
 
