@@ -85,7 +85,8 @@ def measure_tokens_per_second(
 def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
     """Exact if the one training file is a prepared store, else None: raw files must be tokenised to know."""
     from minimind.data.store.batches import Batches
-    from minimind.data.store.store import MANIFEST, TokenStore
+    from minimind.data.store.files import MANIFEST
+    from minimind.data.store.store import TokenStore
 
     files = run.train_paths
     if len(files) != 1 or run.train_weights or not (files[0] / MANIFEST).is_file():
