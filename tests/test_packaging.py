@@ -88,7 +88,8 @@ def test_the_wheel_holds_every_module_and_everything_that_is_launched(installed:
 
 @pytest.mark.slow
 def test_the_sdist_holds_what_is_needed_to_test_it(installed: Installed) -> None:
-    inside = {name.partition("/")[2] for name in tarfile.open(installed.sdist).getnames()}
+    with tarfile.open(installed.sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
     for name in (
         "Makefile",
         "constraints.txt",
