@@ -175,6 +175,7 @@ def check(
 ) -> None:
     """What is in FILE, and each bad line as file:line: reason. Exit code 1 if there is one."""
     from minimind.data.check.check import check_files
+    from minimind.data.check.view import show
     from minimind.data.records.conversations import Fields
     from minimind.text.tokenizer import Tokenizer
 
@@ -189,7 +190,7 @@ def check(
         encoding=encoding,
         allow_special=allow_special,
     )
-    _show(report.to_json()) if as_json else report.render(console())
+    _show(report.to_json()) if as_json else show(report, console())
     _exit(0 if report.ok else 1)
 
 

@@ -31,7 +31,8 @@ from minimind.data.read.streams import Head, text_lines
 from minimind.training.engine.optimizers import build_optimizer
 from minimind.training.engine.schedule import Schedule
 from minimind.training.health import monitor
-from minimind.training.record.metrics import Metrics, StepMetrics
+from minimind.training.record.metrics import Metrics
+from minimind.training.values import StepMetrics
 from tests.support import tiny_config, tiny_model
 
 ROOT = Path(__file__).parents[1]
