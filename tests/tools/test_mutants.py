@@ -23,17 +23,17 @@ def double(x: int | None) -> int:
 
 
 def mutant(code: str, line: int = 1) -> Mutant:
-    return Mutant(Path("training/step.py"), line, "old -> new", lambda: code)
+    return Mutant(Path("training/engine/step.py"), line, "old -> new", lambda: code)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A package of one module, whose test knows only what doubles 0 and 3."""
     root = tmp_path / "checkout"
-    (root / "minimind" / "training").mkdir(parents=True)
-    (root / "tests" / "training").mkdir(parents=True)
-    (root / "minimind" / "training" / "step.py").write_text("def double(x):\n    return x * 2\n")
-    (root / "tests" / "training" / "test_step.py").write_text(
+    (root / "minimind" / "training" / "engine").mkdir(parents=True)
+    (root / "tests" / "training" / "engine").mkdir(parents=True)
+    (root / "minimind" / "training" / "engine" / "step.py").write_text("def double(x):\n    return x * 2\n")
+    (root / "tests" / "training" / "engine" / "test_step.py").write_text(
         "from minimind.training.engine.step import double\n\ndef test_it():\n    assert double(3) == 6\n"
     )
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
