@@ -45,14 +45,6 @@ class KindOption(str, Enum):
     sft = "sft"
 
 
-class Format(str, Enum):
-    """What `export` writes."""
-
-    hf = "hf"
-    pth = "pth"
-    gguf = "gguf"
-
-
 class Dtype(str, Enum):
     """Number format of exported weights."""
 
@@ -394,14 +386,14 @@ def export(
     model: Model,
     output: Annotated[Path, typer.Option(help="directory; for pth and gguf also a file name")],
     format: Annotated[
-        Format, typer.Option(help="hf: Hugging Face Llama, safetensors; pth: MiniMind's own; gguf: llama.cpp")
-    ] = Format.hf,
+        str, typer.Option(metavar="hf|pth|gguf", help="hf: Hugging Face Llama; pth: MiniMind's own; gguf: llama.cpp")
+    ] = "hf",
     dtype: Annotated[Dtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
 ) -> None:
     """Write a model for other programs."""
     from minimind.commands.models import export_model
 
-    say(export_model(model, output, format.value, dtype.value if dtype else None))
+    say(export_model(model, output, format, dtype.value if dtype else None))
 
 
 @app.command()

@@ -267,7 +267,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from minimind.data.store.cache import default_cache
+    from minimind.data.store.rooms import default_cache
 
     options = parse(arguments)
     state = options.state or default_cache() / "mutants"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,21 +93,24 @@ def export_hf(path: Path, output: Path) -> Path:
 
 
 def export_model(path: Path, output: Path, format: str, dtype: Dtype | None) -> Path:
-    """Write the model at `path` as `format` (hf, pth or gguf); what was written: a directory for hf, else a file.
+    """Write the model at `path` as `format` (of `EXPORTERS`); what was written: a directory for hf, else a file.
 
     `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of a gguf's weights, f16 if
     None. Raises UserError for a path without a model, and for what the format can't hold.
     """
+    if format not in EXPORTERS:
+        raise UserError(f"--format {format}: not one of {', '.join(EXPORTERS)}")
     if dtype is not None and format != "gguf":
         raise UserError(
-            f"--dtype is for --format gguf: {format} has the model's own"
-            if format == "hf"
-            else "--dtype is for --format gguf: MiniMind's .pth is f16"
+            "--dtype is for --format gguf: MiniMind's .pth is f16"
+            if format == "pth"
+            else f"--dtype is for --format gguf: {format} has the model's own"
         )
-    if format == "hf":
-        return export_hf(path, output)
-    file = output if output.suffix == f".{format}" else output / f"model.{format}"
-    return export_pth(path, file) if format == "pth" else export_gguf(path, file, dtype or "f16")
+    return EXPORTERS[format](path, output, dtype)
+
+
+def _file(output: Path, suffix: str) -> Path:
+    return output if output.suffix == suffix else output / f"model{suffix}"
 
 
 def export_pth(path: Path, file: Path) -> Path:
@@ -136,6 +139,14 @@ def export_gguf(path: Path, file: Path, dtype: Dtype) -> Path:
     _directory_of(file)
     save_gguf(model.state_dict(), model.config, tokenizer, path=file, dtype=dtype, name=model_name(path))
     return file
+
+
+# What `minimind export --format` takes: (model, output, dtype or None) -> what was written
+EXPORTERS: dict[str, Callable[[Path, Path, Any], Path]] = {
+    "hf": lambda path, output, _: export_hf(path, output),
+    "pth": lambda path, output, _: export_pth(path, _file(output, ".pth")),
+    "gguf": lambda path, output, dtype: export_gguf(path, _file(output, ".gguf"), dtype or "f16"),
+}
 
 
 def _directory_of(file: Path) -> Path:

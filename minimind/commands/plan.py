@@ -28,7 +28,8 @@ _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**
 def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
     """Exact if the one training file is a prepared store, else None: raw files must be tokenised to know."""
     from minimind.data.store.batches import Batches
-    from minimind.data.store.store import MANIFEST, TokenStore
+    from minimind.data.store.files import MANIFEST
+    from minimind.data.store.store import TokenStore
 
     files = run.train_paths
     if len(files) != 1 or run.train_weights or not (files[0] / MANIFEST).is_file():

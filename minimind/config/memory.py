@@ -12,18 +12,9 @@ from dataclasses import dataclass
 from minimind.base.defaults import loss_chunk
 from minimind.base.hardware import Hardware
 from minimind.config.deepspeed import OptimizerSpec, Resolved
+from minimind.config.deepspeed.optimizers import OPTIMIZERS
 from minimind.config.model import ModelConfig
 from minimind.config.run import RunConfig
-
-# Bytes of optimizer state by parameter, for (body matrices, the rest); tested against the optimizers themselves
-STATE_BYTES = {
-    "AdamW": (8.0, 8.0),
-    "Adam": (8.0, 8.0),
-    "AdamW8bit": (2 + 8 / 256, 2 + 8 / 256),  # one byte each, and one fp32 scale each by block of 256
-    "Lion": (4.0, 4.0),
-    "Muon": (4.0, 8.0),  # momentum; AdamW for embeddings and norms
-}
-
 
 ANY_GPU = Hardware("cuda", fp16=True, bf16=True)
 
@@ -155,9 +146,9 @@ def _logits_bytes(model: ModelConfig, tokens: int, device_type: str) -> int:
 
 
 def table_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
-    """Bytes of optimizer state by parameter from ``STATE_BYTES``, weighted by this model's share of body
+    """Bytes of optimizer state by parameter as ``OPTIMIZERS`` has them, weighted by this model's share of body
     matrices.
     """
-    body, rest = STATE_BYTES[optimizer.type]
+    body, rest = OPTIMIZERS[optimizer.type].state_bytes
     part = body_parameters(model) / model.num_parameters()
     return body * part + rest * (1 - part)

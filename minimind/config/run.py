@@ -10,20 +10,21 @@ Weakness: paths are relative to the working directory, as in Hugging Face, not t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
+from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend
 from minimind.base.errors import UserError
 from minimind.base.problems import nearest, raise_problems
 from minimind.config.health import HealthConfig
 from minimind.config.model import PRESETS, ModelConfig
 from minimind.config.places import Places
 from minimind.config.recovery import RecoveryConfig
+from minimind.config.schedules import SHAPES
 from minimind.config.watchdog import WatchdogConfig
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -32,6 +33,26 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 # Hugging Face spells two of our schedules differently; a YAML written for it should run.
 _SCHEDULE_ALIASES = {"warmup_stable_decay": "wsd", "constant_with_warmup": "constant"}
+
+
+# What ``report_to`` may name: "module:class" of a training.record.trackers.Tracker, looked up when a run has it
+TRACKERS = {"wandb": "minimind.training.record.trackers:WandbLog"}
+
+
+def _one_of(value: Any, names: Collection[str]) -> Any:
+    """``value`` if it is one of ``names``; ValueError in pydantic's words for a Literal."""
+    if value in names:
+        return value
+    *first, last = map(repr, names)
+    raise ValueError(f"expected {', '.join(first)} or {last}, got {value!r}")
+
+
+def _schedule(value: Any) -> Any:
+    return _one_of(_SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value, SHAPES)
+
+
+def _tracker(value: Any) -> Any:
+    return _one_of("none" if value in (None, [], False) else value, ("none", *TRACKERS))
 
 
 def _model(value: Any) -> Any:
@@ -139,10 +160,7 @@ class RunConfig(BaseModel):
     bf16: bool | None = None
 
     # Schedule
-    lr_scheduler_type: Annotated[
-        ScheduleKind,
-        BeforeValidator(lambda value: _SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value),
-    ] = "cosine"
+    lr_scheduler_type: Annotated[str, BeforeValidator(_schedule)] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     warmup_ratio: Fraction = 0.02
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -157,9 +175,7 @@ class RunConfig(BaseModel):
     save_steps: PositiveInt | None = None
     save_total_limit: PositiveInt = 3
     early_stopping_patience: PositiveInt | None = None
-    report_to: Annotated[
-        Literal["none", "wandb"], BeforeValidator(lambda value: "none" if value in (None, [], False) else value)
-    ] = "none"
+    report_to: Annotated[str, BeforeValidator(_tracker)] = "none"
     run_name: str | None = None
     wandb_project: str = "minimind"
     wandb_mode: Annotated[

@@ -32,9 +32,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimind.base.processor import fbgemm_holds_half, linear_pointwise, onednn_packs, reorder
+from minimind.base.processor import cpu_has_fast, fbgemm_holds_half, linear_pointwise, onednn_packs, reorder
 from minimind.model import attention
-from minimind.model.ops import cpu_has_fast, rope_tables, rotate, swiglu
+from minimind.model.ops import rope_tables, rotate, swiglu
 from minimind.model.transformer import KVCache, Layer, RMSNorm, Transformer
 
 PAYS_FROM = 32  # new tokens

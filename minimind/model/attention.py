@@ -25,9 +25,10 @@ from torch import Tensor
 
 from minimind.base.defaults import AttentionBackend
 from minimind.base.errors import UserError
+from minimind.base.processor import cpu_has_fast
 from minimind.model.cpu.blocks import QueryBlocks, make_blocks
 from minimind.model.cuda import SMALLEST_FLEX_HEAD, flex_plan, flex_runs, varlen_plan, varlen_runs
-from minimind.model.ops import cpu_has_fast, through_fp32
+from minimind.model.ops import through_fp32
 
 Backend = Literal[AttentionBackend, "runs", "blocks"]  # and the forms that are chosen here
 

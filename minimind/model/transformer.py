@@ -76,7 +76,8 @@ class Attention(nn.Module):
         q, k = rotate(q, tables), rotate(k, tables)
         if cache is not None:
             k, v = cache.append(self.index, k, v)
-        return self.o_proj(attention.attend(plan, q, k, v).flatten(2))
+        out: Tensor = self.o_proj(attention.attend(plan, q, k, v).flatten(2))
+        return out
 
 
 class MLP(nn.Module):
@@ -105,7 +106,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
         x = x + self.self_attn(x, self.input_layernorm, tables, plan, cache)
-        return x + self.mlp(x, self.post_attention_layernorm)
+        added: Tensor = self.mlp(x, self.post_attention_layernorm)
+        return x + added
 
 
 class Body(nn.Module):
@@ -187,7 +189,8 @@ class Transformer(nn.Module):
                 x = layer(x, tables, plan, cache)
         if cache is not None:
             cache.advance(length)
-        return self.model.norm(x)
+        hidden: Tensor = self.model.norm(x)
+        return hidden
 
     def forward(
         self,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minimind.base.defaults import DEEPSPEED_EPS, DEEPSPEED_LR, DEEPSPEED_WEIGHT_DECAY, LION_BETAS, learning_rate
+from minimind.base.defaults import DEEPSPEED_EPS, DEEPSPEED_LR, DEEPSPEED_WEIGHT_DECAY, LION_BETAS
 from minimind.base.problems import nearest
 from minimind.config.deepspeed.agreement import settle, wins
 from minimind.config.deepspeed.lint import AUTO, Draft, check_params
-from minimind.config.deepspeed.schema import OPTIMIZERS
+from minimind.config.deepspeed.optimizers import OPTIMIZERS, kind_named, learning_rate
 from minimind.config.run import RunConfig
 
 RATES = ("lr", "muon_lr", "adam_lr")  # params that are learning rates
@@ -23,7 +23,7 @@ RATES = ("lr", "muon_lr", "adam_lr")  # params that are learning rates
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """``type`` is one of AdamW, Adam (decay as L2), AdamW8bit, Lion, Muon; ``params`` always holds lr and
+    """``type`` is a key of ``OPTIMIZERS`` (Adam: decay as L2); ``params`` always holds lr and
     weight_decay, and betas and eps where the type has them. ``betas`` is a tuple.
     """
 
@@ -31,16 +31,6 @@ class OptimizerSpec:
     params: dict[str, Any]
 
 
-_ALIASES = {
-    "adam": "AdamW",
-    "adamw": "AdamW",
-    "adamw8bit": "AdamW8bit",
-    "adam8bit": "AdamW8bit",
-    "lion": "Lion",
-    "muon": "Muon",
-    "fusedadam": "AdamW",
-    "deepspeedcpuadam": "AdamW",
-}
 _REMOVED = {"onebitadam", "onebitlamb", "zerooneadam", "onebitadamw"}
 
 
@@ -62,7 +52,7 @@ def resolve_optimizer(
     kind = _kind(draft, name)
     if kind is None:
         return None
-    check_params(draft, "optimizer", OPTIMIZERS[kind], kind)
+    check_params(draft, "optimizer", OPTIMIZERS[kind].params, kind)
     params = draft.get("optimizer.params") or {}
     if not isinstance(params, dict):
         return None
@@ -95,10 +85,9 @@ _ENGINE_CHOICES = {
 
 
 def _kind(draft: Draft, name: str) -> str | None:
-    plain = name.lower().replace("_", "").replace("-", "")
-    if plain in _ALIASES:
-        return _ALIASES[plain]
-    if plain in _REMOVED:
+    if kind := kind_named(name):
+        return kind
+    if name.lower().replace("_", "").replace("-", "") in _REMOVED:
         draft.problem("optimizer.type", f'"{name}": DeepSpeed removed the 1-bit optimizers: use AdamW')
     else:
         draft.problem(
@@ -121,10 +110,10 @@ def _fill(draft: Draft, run: RunConfig, kind: str, params: dict[str, Any], fallb
         # FusedAdam's; torch's AdamW has 0.01, and what absence means must not depend on the class
         ("weight_decay", "weight_decay", DEEPSPEED_WEIGHT_DECAY),
     ):
-        if key in OPTIMIZERS[kind]:
+        if key in OPTIMIZERS[kind].params:
             value = automatic[yaml_name] if params.get(key) == AUTO else default
             unset += _fill_one(draft, run, params, key=key, yaml_name=yaml_name, default=value)
-    if "betas" in OPTIMIZERS[kind]:
+    if "betas" in OPTIMIZERS[kind].params:
         adam = (fallback["adam_beta1"], fallback["adam_beta2"])
         _fill_betas(draft, run, params, LION_BETAS if kind == "Lion" else adam)
     if unset:

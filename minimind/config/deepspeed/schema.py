@@ -342,34 +342,3 @@ SCHEDULERS: dict[str, dict[str, ValueKind]] = {
         "last_batch_iteration": "int",
     },
 }
-
-# The optimizers that engine.py builds, and the parameters it understands
-_ADAM: dict[str, ValueKind] = {
-    "lr": "number",
-    "betas": "list",
-    "eps": "number",
-    "weight_decay": "number",
-    "torch_adam": "bool",
-    "adam_w_mode": "bool",
-    "bias_correction": "bool",
-    "amsgrad": "bool",
-    "fused": "bool",
-    "foreach": "bool",
-    "fp32_optimizer_states": "bool",
-    "set_grad_none": "bool",
-}
-OPTIMIZERS: dict[str, dict[str, ValueKind]] = {
-    "AdamW": _ADAM,
-    "Adam": _ADAM,
-    "AdamW8bit": {"lr": "number", "betas": "list", "eps": "number", "weight_decay": "number"},
-    "Lion": {"lr": "number", "betas": "list", "weight_decay": "number"},
-    "Muon": {
-        "lr": "number",
-        "muon_lr": "number",
-        "adam_lr": "number",
-        "momentum": "number",
-        "betas": "list",
-        "eps": "number",
-        "weight_decay": "number",
-    },
-}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.base.errors import UserError
+from minimind.base.shipped import CONFIG_DIRECTORY, from_here
 
 Path_ = tuple[str, ...]
 
@@ -100,7 +101,8 @@ def read_source(config: str | Path | Mapping[str, Any]) -> JsonSource:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such DeepSpeed config: pass --deepspeed_config a file of ds_configs/") from None
+        there = from_here(CONFIG_DIRECTORY)
+        raise UserError(f"{path}: no such DeepSpeed config: the shipped ones are in {there}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot read the DeepSpeed config: {error.strerror}") from None
     except UnicodeDecodeError as error:

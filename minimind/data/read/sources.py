@@ -29,10 +29,10 @@ from minimind.base.files import open_inside, remove_files
 from minimind.data.read import charsets, streams
 from minimind.data.read.json_text import JsonParser, json_values
 from minimind.data.read.streams import Head
-from minimind.data.read.tables import ROWS_PER_CHUNK, characters, csv_values, parquet_values
+from minimind.data.read.tables import READERS, ROWS_PER_CHUNK, characters, parquet_values
 
 TEXT_FORMATS = ("paragraphs", "lines", "file")
-_SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".csv", ".tsv", ".parquet")
+_SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt")  # and those of READERS
 
 
 class Record(NamedTuple):
@@ -104,23 +104,26 @@ def chunks_of(head: Head, format: str | None = None) -> Iterator[Chunk]:
     elif kind == "text":
         yield from _grouped(head.name, _text(head, format if format in TEXT_FORMATS else "paragraphs"))
     else:
-        values = {"json": json_values, "csv": csv_values, "parquet": parquet_values}[kind](head)
+        reader = {"json": json_values, "parquet": parquet_values}.get(kind) or READERS[streams.suffix(head.name)]
+        values = reader(head)
         yield from _grouped(head.name, (Record(v.value, head.name, v.line, v.error, v.excerpt) for v in values))
 
 
 def container(head: Head, format: str | None = None) -> str:
-    """How the file holds records: ``jsonl``, ``json`` (lists, values over lines), ``csv``, ``parquet`` or ``text``."""
+    """How the file holds records: ``jsonl``, ``json`` (lists, values over lines), ``csv``, ``text``, or
+    as a reader of ``READERS`` says: its suffix without the dot.
+    """
     if head.is_parquet:
         return "parquet"
     if format in TEXT_FORMATS:
         return "text"
     suffix = streams.suffix(head.name)
-    if suffix in (".csv", ".tsv"):
-        return "csv"
     if suffix == ".parquet":
         raise UserError(
             f"{head.name}: named .parquet, but does not start with PAR1; is it truncated or something else?"
         )
+    if suffix in READERS:
+        return "csv" if suffix == ".tsv" else suffix[1:]
     start = head.text.split(head.line_end)
     lines = [line.strip() for line in (start if head.complete else start[:-1]) if line.strip()]
     looks_json = head.text.lstrip()[:1] in (b"{", b"[")
@@ -143,10 +146,10 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             sources.append(Source(_spooled(sys.stdin.buffer, spool), "<stdin>"))
         elif path.is_dir():
             inside = [p for p in sorted(path.rglob("*")) if not p.is_dir() and not _hidden(p.relative_to(path))]
-            known = [p for p in inside if streams.suffix(p.name) in _SUFFIXES]
+            known = [p for p in inside if streams.suffix(p.name) in (*_SUFFIXES, *READERS)]
             ignored += [str(p) for p in inside if p not in set(known)]
             if not known:
-                raise UserError(f"{path}: a directory without any file named {' '.join(_SUFFIXES)}")
+                raise UserError(f"{path}: a directory without any file named {' '.join((*_SUFFIXES, *READERS))}")
             for p in known:
                 _refuse_out_of(path, p)
             sources += [Source(p, str(p)) for p in known]

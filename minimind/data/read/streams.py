@@ -171,7 +171,8 @@ class ByteStream:
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes; b"" at the end."""
         try:
-            return self._reader.read(size)
+            data: bytes = self._reader.read(size)
+            return data
         except EOFError:
             raise UserError(
                 f"{self._name}: the {self.compression} archive is truncated; copy or download it again"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from minimind.base.errors import UserError
 from minimind.data.read import streams
@@ -99,3 +99,11 @@ def characters(value: object) -> int:
         elif isinstance(item, list):
             pending.extend(item)
     return size
+
+
+# Files whose name tells their format: suffix -> reader. The others' content is looked at (read/sources.py).
+READERS: dict[str, Callable[[Head], Iterator[Value]]] = {
+    ".csv": csv_values,
+    ".tsv": csv_values,
+    ".parquet": parquet_values,
+}

@@ -50,7 +50,8 @@ def orthogonalize(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def matrix_update(momentum: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Orthogonalised ``momentum`` [(n,) rows, columns], scaled so that tall matrices move as much as wide ones."""
     rows, columns = momentum.shape[-2:]
-    return orthogonalize(momentum, dtype) * max(1.0, rows / columns) ** 0.5
+    scale: float = max(1.0, rows / columns) ** 0.5
+    return orthogonalize(momentum, dtype) * scale
 
 
 class Muon(torch.optim.Optimizer):

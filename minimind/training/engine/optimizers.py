@@ -1,4 +1,4 @@
-"""Optimizers by the name in the DeepSpeed JSON, with decay and no-decay groups.
+"""Optimizers by the name in the DeepSpeed JSON (config/deepspeed/optimizers.py), with decay and no-decay groups.
 
 No option needs nvcc: AdamW is PyTorch's fused one (CPU and GPU), Lion and Muon are plain PyTorch, AdamW8bit is
 bitsandbytes. DeepSpeedCPUAdam, which must be compiled, is chosen by engine.py only for CPU offload.
@@ -6,6 +6,7 @@ bitsandbytes. DeepSpeedCPUAdam, which must be compiled, is chosen by engine.py o
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,10 @@ from torch import nn
 
 from minimind.base.errors import UserError
 from minimind.base.hardware import detect
+from minimind.config.deepspeed.optimizers import OPTIMIZERS
 from minimind.training.engine.muon import Muon
+
+Builder = Callable[[list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]
 
 
 def is_body_matrix(name: str, parameter: torch.Tensor) -> bool:
@@ -68,16 +72,16 @@ class Lion(torch.optim.Optimizer):
                 state["exp_avg"].lerp_(parameter.grad, 1.0 - beta2)
 
 
-def _adamw(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+def adamw(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, fused=True, **_pick(params, "lr", "betas", "eps"))
 
 
-def _adam(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+def adam(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
     """Weight decay as an L2 term of the gradient (``"adam_w_mode": false``)."""
     return torch.optim.Adam(groups, fused=True, **_pick(params, "lr", "betas", "eps"))
 
 
-def _adamw8bit(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+def adamw8bit(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
@@ -86,11 +90,11 @@ def _adamw8bit(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.op
     return optimizer
 
 
-def _lion(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+def lion(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
     return Lion(groups, **_pick(params, "lr", "betas"))
 
 
-def _muon(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+def muon(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
     # bf16 where matrix multiplication in it is fast, also on a CPU that has the instructions (a quarter of fp32's time
     # on an EPYC); an emulated bf16 is slower and rougher than fp32.
     dtype = torch.bfloat16 if detect().bf16 else torch.float32
@@ -104,23 +108,13 @@ def _pick(params: dict[str, Any], *names: str) -> dict[str, Any]:
     return values
 
 
-_BUILDERS: dict[str, Callable[[list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "adam": _adam,
-    "adamw8bit": _adamw8bit,
-    "lion": _lion,
-    "muon": _muon,
-}
-
-
 def build_optimizer(model: nn.Module, optimizer_type: str, params: dict[str, Any]) -> torch.optim.Optimizer:
     """The optimizer for ``optimizer_type`` (any case) over ``model``'s parameters.
 
     Raises UserError for a type that this trainer does not have.
     """
-    builder = _BUILDERS.get(optimizer_type.lower())
-    if builder is None:
-        raise UserError(
-            f"optimizer type {optimizer_type!r} is not supported; choose one of AdamW, AdamW8bit, Lion, Muon"
-        )
-    return builder(parameter_groups(model, optimizer_type, params), params)
+    entry = next((entry for name, entry in OPTIMIZERS.items() if name.lower() == optimizer_type.lower()), None)
+    if entry is None:
+        raise UserError(f"optimizer type {optimizer_type!r} is not supported; choose one of {', '.join(OPTIMIZERS)}")
+    build: Builder = pkgutil.resolve_name(entry.builder)
+    return build(parameter_groups(model, optimizer_type, params), params)

@@ -24,7 +24,7 @@ from minimind.training.record.advice import Adviser
 from minimind.training.record.best import Best
 from minimind.training.record.console import ConsoleLog, Ending
 from minimind.training.record.file import FILE_NAME, MetricsFile, read_metrics
-from minimind.training.record.trackers import WandbLog
+from minimind.training.record.trackers import Tracker, start_tracker
 from minimind.training.values import EvalMetrics, RunSummary, StepMetrics, evaluations, perplexity
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Metrics:
         """
         self.active = rank == 0
         self.wandb_id, self.best = wandb_id, best or Best()
-        self._wandb: WandbLog | None = None
+        self._wandb: Tracker | None = None
         if not self.active:
             return
         self._summary: RunSummary | None = None
@@ -76,8 +76,8 @@ class Metrics:
         for record in read_metrics(self._file.path):
             if record["kind"] == "eval" and record.get("loss") is not None:
                 self._evaluated = (record["step"], record["loss"])
-        if run_config.report_to == "wandb":
-            self._wandb = WandbLog(run_dir, run_config, wandb_id)
+        if run_config.report_to != "none":
+            self._wandb = start_tracker(run_dir, run_config, wandb_id)
             self.wandb_id = self._wandb.id
 
     def header(self, summary: RunSummary) -> None:

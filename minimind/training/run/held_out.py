@@ -5,7 +5,8 @@ from __future__ import annotations
 from minimind.base.command_lines import typed
 from minimind.base.findings import Finding
 from minimind.config.run import RunConfig
-from minimind.data.store.store import MANIFEST, TokenStore
+from minimind.data.store.files import MANIFEST
+from minimind.data.store.store import TokenStore
 from minimind.training.run.setup import Data
 
 _READING = {"format": "--format", "text_field": "--text-field", "map": "--map", "encoding": "--encoding"}

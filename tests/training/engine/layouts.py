@@ -16,7 +16,8 @@ from typing import Any
 
 from minimind.base.errors import UserError
 from minimind.config.deepspeed import Resolved, resolve
-from minimind.config.deepspeed.schema import OFFLOAD_OPTIMIZER, OPTIMIZERS, REMOVED, TOP_LEVEL
+from minimind.config.deepspeed.optimizers import OPTIMIZERS
+from minimind.config.deepspeed.schema import OFFLOAD_OPTIMIZER, REMOVED, TOP_LEVEL
 from tests.support import CPU, tiny_config
 
 # 36 x 45 is no multiple of 16 bytes in half precision, and half of the matrices is enough for AdamW8bit's blocks
@@ -32,7 +33,7 @@ def factor(step: int) -> float:
 
 def _optimizer(kind: str, **more: Any) -> Json:
     values = {"lr": LR, "betas": list(BETAS), "eps": EPS, "weight_decay": DECAY}
-    params = {key: value for key, value in values.items() if key in OPTIMIZERS[kind]}
+    params = {key: value for key, value in values.items() if key in OPTIMIZERS[kind].params}
     return {"optimizer": {"type": kind, "params": {**params, **more}}}
 
 
@@ -328,7 +329,7 @@ def is_switch(path: str) -> bool:
 
 def schema_leaves() -> dict[str, Any]:
     """Every key that a JSON may hold, with its kind."""
-    params = {f"optimizer.params.{key}": kind for kinds in OPTIMIZERS.values() for key, kind in kinds.items()}
+    params = {f"optimizer.params.{key}": kind for entry in OPTIMIZERS.values() for key, kind in entry.params.items()}
     known = {path: kind for path, kind in leaves(TOP_LEVEL) if path.split(".")[0] not in REMOVED}
     known.pop("optimizer.params")
     return {**known, **params}
