@@ -206,7 +206,7 @@ def _answer_bytes(turns: list[Turn], fitted: Fitted, tokenizer: Tokenizer) -> in
     if fitted.answer_cut:
         spoken = [i for i, flag in zip(fitted.rendered.ids, fitted.rendered.trainable, strict=True) if flag]
         return len(tokenizer.decode(spoken).encode("utf-8"))
-    return sum(len(turns[i].content.encode("utf-8")) for i in fitted.turns if turns[i].role == "assistant")
+    return sum(len(turns[i].content.encode("utf-8")) for i in fitted.turns if is_answer(turns[i]))
 
 
 def _framed(ids: npt.NDArray[np.int32], tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
