@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minimind.base.display import shown
+from minimind.data.records.unread import sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +43,8 @@ def _rows(report: FileReport, row: int) -> Iterator[tuple[str, str]]:
     yield ("file", f"{report.container}{packed}, {report.encoding} (confidence {report.encoding_confidence:.2f})")
     yield "format", _counts(report.formats) or "none recognised"
     yield "fields", _counts(report.fields) or "none"
+    if report.fields_not_read:
+        yield "fields not read", sentence(report.fields_not_read)
     yield "records", f"{report.records:,}: {report.used:,} used, {report.rejected:,} rejected"
     if report.reasons:
         yield "rejected for", "\n".join(f"{count:,} x {reason}" for reason, count in report.reasons.items())
@@ -55,6 +58,8 @@ def _rows(report: FileReport, row: int) -> Iterator[tuple[str, str]]:
     yield "duplicates", f"{report.exact_duplicates:,} exact, {near}"
     if report.trimmed:
         yield "no last answer", f"{report.trimmed:,} conversations end without one: cut off there"
+    if report.reasoning_dropped:
+        yield "reasoning", f"left out of {report.reasoning_dropped:,} answers"
     if report.tokens_per_document:
         yield "tokens", f"{report.tokens:,}; a document {_spread(report.tokens_per_document)}"
         yield "trainable", f"{report.trainable_share:.1%} of the tokens"
