@@ -42,6 +42,30 @@ _SEVEN_BIT = (  # escape sequences, and the encoding that they begin
 )
 
 
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """As Python's surrogateescape, for bytes below 0x80 too: seven-bit encodings have no others."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "".join(chr(0xDC00 + byte) for byte in error.object[error.start : error.end]), error.end
+
+
+def _escape_wide(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Lone surrogates as they are, and what is no character of UTF-32 as bytes; an end in the middle stays an error."""
+    try:
+        return codecs.lookup_error("surrogatepass")(error)
+    except UnicodeDecodeError as refused:
+        if "truncated" in refused.reason:
+            raise
+        return _escape(refused)
+
+
+ESCAPE = "minimind.escape"
+"""An error handler: bytes that are not text become lone surrogates, which no record may hold."""
+_ESCAPE_WIDE = "minimind.escape-wide"
+codecs.register_error(ESCAPE, _escape)
+codecs.register_error(_ESCAPE_WIDE, _escape_wide)
+
+
 def find_encoding(raw: bytes, complete: bool, name: str, asked: str | None) -> tuple[str, float, int]:
     """(encoding, confidence, bytes of the byte-order mark). Raises UserError where it can't be told."""
     for mark, encoding in _MARKS:
@@ -89,7 +113,7 @@ def to_utf8(parts: Iterable[bytes], encoding: str, name: str, final: bool = True
     if not encoding.startswith(_WIDE):
         yield from parts
         return
-    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+    decoder = codecs.getincrementaldecoder(encoding)(_ESCAPE_WIDE)
     for part in parts:
         yield decoder.decode(part).encode("utf-8", "surrogatepass")
     try:

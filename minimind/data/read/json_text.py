@@ -140,7 +140,7 @@ class _Text:
         self._name, self._newline = head.name, head.line_end.decode()
         self._blocks = streams.blocks(head)
         # A bad byte spoils its record, not the file.
-        self._decoder = codecs.getincrementaldecoder(charsets.line_encoding(head.encoding))("surrogateescape")
+        self._decoder = codecs.getincrementaldecoder(charsets.line_encoding(head.encoding))(charsets.ESCAPE)
         self._buffer, self._at, self._line, self._column, self._ended = "", 0, 1, 1, False
 
     @property

@@ -196,7 +196,7 @@ def _text(head: Head, split: str) -> Iterator[Record]:
             start = number
         if size <= streams.MAX_RECORD_BYTES and (held or not blank):
             held.append(line)
-        size += len(line.encode("utf-8", "surrogateescape")) + 1
+        size += len(line.encode("utf-8", "surrogatepass")) + 1
         if blank and not held:
             size = 0
     if held:

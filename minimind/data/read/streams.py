@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minimind.base.errors import UserError
-from minimind.data.read.charsets import find_encoding, line_encoding, to_utf8
+from minimind.data.read.charsets import ESCAPE, find_encoding, line_encoding, to_utf8
 
 BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 20
@@ -147,7 +147,7 @@ def text_lines(head: Head) -> Iterator[tuple[int, str | int]]:
             if isinstance(line, int):
                 yield number, line
             else:
-                yield number, without_mark(line.decode(encoding, "surrogateescape")).replace("\r", "\n")
+                yield number, without_mark(line.decode(encoding, ESCAPE)).replace("\r", "\n")
 
 
 def without_mark(line: str) -> str:

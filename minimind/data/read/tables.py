@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import IO, Any
 
 from minimind.base.errors import UserError
@@ -162,8 +162,23 @@ def _arrow_batches(file: IO[bytes]) -> Iterator[Any]:
         reader = pyarrow.ipc.open_file(file)
         batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
     for batch in batches:
+        for column in batch.columns:
+            _validate(column)
         for start in range(0, batch.num_rows, ROWS_PER_CHUNK):
             yield batch.slice(start, ROWS_PER_CHUNK), {}
+
+
+def _validate(column: Any) -> None:
+    """Raises ArrowInvalid for a column that can't be read without leaving its memory: Arrow takes a file's word for it."""
+    import pyarrow
+
+    try:
+        column.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        if "UTF8" not in str(error):
+            raise
+        column.validate()
+        column.cast(_undecoded(column.type)).validate(full=True)  # bad text is a matter of its row
 
 
 def _table_values(head: Head, columns: Container[str] | None, batches: Iterator[Any]) -> Iterator[Value]:
@@ -224,6 +239,32 @@ def _cell(value: Any) -> object:
         return Unusable(f"not convertible ({next(iter(str(error).splitlines()), 'no reason given')})")
 
 
+def _undecoded(kind: Any) -> Any:
+    """The type with bytes for text, in lists and objects too."""
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_string(kind):
+        return pyarrow.binary()
+    if types.is_large_string(kind):
+        return pyarrow.large_binary()
+    return _nested(kind, _undecoded)
+
+
+def _nested(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """The type with ``change`` made to the types inside lists and objects."""
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_struct(kind):
+        return pyarrow.struct([field.with_type(change(field.type)) for field in kind])
+    if types.is_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(change(kind.value_type)))
+    if types.is_large_list(kind):
+        return pyarrow.large_list(kind.value_field.with_type(change(kind.value_type)))
+    return kind
+
+
 def _plain(kind: Any) -> Any:
     """The type with dates, times and durations as numbers, in lists and objects too."""
     import pyarrow
@@ -233,13 +274,7 @@ def _plain(kind: Any) -> Any:
         return pyarrow.int32()
     if types.is_temporal(kind) and not types.is_interval(kind):
         return pyarrow.int64()
-    if types.is_struct(kind):
-        return pyarrow.struct([field.with_type(_plain(field.type)) for field in kind])
-    if types.is_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_plain(kind.value_type)))
-    if types.is_large_list(kind):
-        return pyarrow.large_list(kind.value_field.with_type(_plain(kind.value_type)))
-    return kind
+    return _nested(kind, _plain)
 
 
 def characters(value: object) -> int:

@@ -41,8 +41,9 @@ FIELDS = ("text", "prompt", "input", "answer", "system", "turns")
 
 _TURN_KEYS = ("conversations", "messages", "conversation")
 _QUESTIONS, _ANSWERS = ("question", "prompt", "query"), ("answer", "response", "completion", "output", "solution")
+_PLAIN_PAIRS = tuple((question, answer) for question in _QUESTIONS for answer in _ANSWERS)
 _PAIRS = (
-    *((question, answer) for question in _QUESTIONS for answer in _ANSWERS),
+    *_PLAIN_PAIRS,
     *((question, "target") for question in _QUESTIONS),
     *(("input", answer) for answer in ("target", *_ANSWERS)),  # Firefly
     ("inputs", "targets"),
@@ -203,14 +204,13 @@ def _by_keys(value: Mapping[str, object]) -> str:
             if isinstance(first, dict) and "from" in first:
                 return "sharegpt"
             return "messages" if key == "messages" else "conversations"
-    pair = _pair(value)
-    old = pair is not None and pair[0] in _QUESTIONS
-    answers = _ALPACA_ANSWERS[:2] if old else _ALPACA_ANSWERS
+    plain = "text" in value or "content" in value
+    answers = _ALPACA_ANSWERS[:2] if plain or _pair(value, _PLAIN_PAIRS) else _ALPACA_ANSWERS
     if "instruction" in value and any(key in value for key in (*answers, "instances")):
         return "alpaca"
-    if pair is not None:
+    if _pair(value, _PLAIN_PAIRS if plain else _PAIRS):  # beside a text, an input is a part of some other format
         return "qa"
-    if "text" in value or "content" in value or _is_turn(value):
+    if plain or _is_turn(value):
         return "text"
     raise BadRecord(f"no known format (fields: {keys_of(value)}); name --text-field, or --map prompt=...,answer=...")
 
@@ -230,9 +230,9 @@ def _refuse_labels(value: Mapping[str, object]) -> None:
             raise BadRecord(f'"{key}": {_KTO}', "sft")
 
 
-def _pair(record: Mapping[str, object]) -> tuple[str, str] | None:
+def _pair(record: Mapping[str, object], pairs: Iterable[tuple[str, str]] = _PAIRS) -> tuple[str, str] | None:
     """The names of question and answer; of several the first that are not null."""
-    found = [pair for pair in _PAIRS if pair[0] in record and pair[1] in record]
+    found = [pair for pair in pairs if pair[0] in record and pair[1] in record]
     full = [pair for pair in found if record[pair[0]] is not None and record[pair[1]] is not None]
     return next(iter(full or found), None)
 

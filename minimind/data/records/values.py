@@ -67,7 +67,7 @@ def clean(text: str, where: str) -> str:
     if found := _UNUSABLE.search(text):
         code = ord(found[0])
         what = "a NUL character" if not code else f"a lone surrogate (U+{code:04X})"
-        if 0xDC80 <= code <= 0xDCFF:
+        if 0xDC80 <= code <= 0xDCFF:  # below: a byte of a seven-bit encoding, or half of a pair
             what = f"a byte that is not text in the file's encoding (0x{code - 0xDC00:02X}) or a lone surrogate"
         raise BadRecord(f"{where} holds {what} at character {found.start() + 1}")
     return text
