@@ -166,8 +166,9 @@ def read(
 ) -> Iterator[Document]:
     """Every document in ``files`` (files, directories, globs), in order and one at a time, as the trainer reads them.
 
-    ``kind`` None takes texts and conversations. ``reading``: ``format``, ``text_field``, ``map`` and ``encoding`` as on
-    the command line. Raises UserError with file:line and the reason at the first record that can't be used.
+    ``kind`` None takes texts and conversations. ``reading``: ``format``, ``text_field``, ``map``, ``encoding`` and
+    ``reasoning`` as on the command line. Raises UserError with file:line and the reason at the first record that can't
+    be used.
     """
     import tempfile
 
@@ -175,11 +176,12 @@ def read(
     from minimind.data.records.conversations import Fields
     from minimind.data.records.encoding import Reject, document_of
 
-    fields = Fields.parse(reading.get("format"), reading.get("text_field"), reading.get("map"))
+    reasoning: Any = reading.get("reasoning") or "train"
+    fields = Fields.parse(reading.get("format"), reading.get("text_field"), reading.get("map"), reasoning)
     paths = [files] if isinstance(files, (str, Path)) else list(files)
     with tempfile.TemporaryDirectory() as spool:
         for source in expand(paths, Path(spool))[0]:
-            for chunk in read_chunks(source, fields.format, reading.get("encoding")):
+            for chunk in read_chunks(source, fields.format, reading.get("encoding"), fields.columns):
                 for record in chunk.records():
                     found = document_of(record, kind, fields)
                     if isinstance(found, Reject):

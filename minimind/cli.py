@@ -38,6 +38,13 @@ app = typer.Typer(
 )
 
 
+class Reasoning(str, Enum):
+    """What becomes of an answer's reasoning."""
+
+    train = "train"
+    drop = "drop"
+
+
 class KindOption(str, Enum):
     """What a file holds: plain texts or conversations."""
 
@@ -68,6 +75,7 @@ Encoding = Annotated[str | None, typer.Option(metavar="NAME", help="such as gb18
 AllowSpecial = Annotated[
     bool, typer.Option("--allow-special", help="texts were written with <|im_start|> and <|im_end|>, or <s>")
 ]
+Reason = Annotated[Reasoning, typer.Option(help="of answers that bring their reasoning: train it, or drop it")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave bad lines out, up to a limit")]
 MaxBadRatio = Annotated[float, typer.Option(min=0.0, max=1.0, help="that limit")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="override a setting of the YAML")]
@@ -127,6 +135,7 @@ def train_tokenizer(
     mapping: Map = None,
     encoding: Encoding = None,
     allow_special: AllowSpecial = False,
+    reasoning: Reason = Reasoning.train,
 ) -> None:
     """Train a tokenizer on the texts and conversations in FILE."""
     from minimind.commands.models import train_tokenizer_on
@@ -143,6 +152,7 @@ def train_tokenizer(
             mapping=mapping,
             encoding=encoding,
             allow_special=allow_special,
+            reasoning=reasoning.value,
         )
     )
 
@@ -171,6 +181,7 @@ def check(
     mapping: Map = None,
     encoding: Encoding = None,
     allow_special: AllowSpecial = False,
+    reasoning: Reason = Reasoning.train,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """What is in FILE, and each bad line as file:line: reason. Exit code 1 if there is one."""
@@ -179,7 +190,7 @@ def check(
     from minimind.data.records.conversations import Fields
     from minimind.text.tokenizer import Tokenizer
 
-    fields = Fields.parse(format, text_field, mapping)
+    fields = Fields.parse(format, text_field, mapping, reasoning.value)
     loaded = Tokenizer.load(tokenizer) if tokenizer else None
     report = check_files(
         files,
@@ -208,6 +219,7 @@ def prepare(
     mapping: Map = None,
     encoding: Encoding = None,
     allow_special: AllowSpecial = False,
+    reasoning: Reason = Reasoning.train,
     workers: Annotated[int | None, typer.Option(min=1, help="threads; default: the cores, eight at most")] = None,
 ) -> None:
     """Tokenise FILE into a store that the launch scripts take as --train-file."""
@@ -229,6 +241,7 @@ def prepare(
             mapping=mapping,
             encoding=encoding,
             allow_special=allow_special,
+            reasoning=reasoning.value,
         )
     )
 
@@ -297,6 +310,7 @@ def evaluate(
     mapping: Map = None,
     encoding: Encoding = None,
     allow_special: AllowSpecial = False,
+    reasoning: Reason = Reasoning.train,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Held-out loss, perplexity and bits per byte."""
@@ -315,6 +329,7 @@ def evaluate(
         mapping=mapping,
         encoding=encoding,
         allow_special=allow_special,
+        reasoning=reasoning.value,
     )
     _show(result) if as_json else _table(result)
 

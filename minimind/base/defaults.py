@@ -12,6 +12,7 @@ from typing import Literal
 
 # What can be chosen by name in the YAML
 Kind = Literal["pretrain", "sft"]
+Reasoning = Literal["train", "drop"]  # what becomes of an answer's reasoning
 AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
 
 # Data

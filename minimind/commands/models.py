@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minimind.base.defaults import MAX_BAD_RATIO
+from minimind.base.defaults import MAX_BAD_RATIO, Reasoning
 from minimind.base.errors import UserError
 from minimind.base.files import read_named, write_bytes_durably
 
@@ -28,6 +28,7 @@ def train_tokenizer_on(
     mapping: str | None = None,
     encoding: str | None = None,
     allow_special: bool = False,
+    reasoning: Reasoning = "train",
 ) -> Path:
     """Train a tokenizer on all text in `files`; the path of the model. Bad records as in `prepare`.
 
@@ -39,7 +40,7 @@ def train_tokenizer_on(
     from minimind.data.store.prepare import say_on_stderr
     from minimind.text.tokenizer import train_tokenizer
 
-    fields = Fields.parse(format, text_field, mapping)
+    fields = Fields.parse(format, text_field, mapping, reasoning)
     tally = Tally(skip_bad, max_bad_ratio, output.with_name(output.name + ".rejected.jsonl"))
     try:
         made = train_tokenizer(read_texts(files, tally, fields, encoding, allow_special), output, vocab_size)

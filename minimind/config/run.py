@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend
+from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, Reasoning
 from minimind.base.errors import UserError
 from minimind.base.problems import nearest, raise_problems
 from minimind.config.health import HealthConfig
@@ -145,6 +145,7 @@ class RunConfig(BaseModel):
     map: Annotated[str | None, BeforeValidator(_field_map)] = None
     encoding: str | None = None
     allow_special: bool = False
+    reasoning: Reasoning = "train"
     num_workers: PositiveInt | None = None
 
     # Owned by the DeepSpeed JSON: these fill its "auto" values

@@ -36,7 +36,7 @@ def read_texts(
 
 def _texts_of(source: Source, tally: Tally, fields: Fields, encoding: str | None, allow_special: bool) -> Iterator[str]:
     seen = Encoded()
-    for chunk in read_chunks(source, fields.format, encoding):
+    for chunk in read_chunks(source, fields.format, encoding, fields.columns):
         seen.rejects.clear()
         for text in _texts_in(chunk, seen, fields, allow_special):
             seen.counts.bytes += len(text.encode("utf-8"))

@@ -53,5 +53,6 @@ def _check(config: RunConfig) -> str:
     for name, option in _READING.items():
         if getattr(config, name) is not None:
             words += [option, getattr(config, name)]
+    words += ["--reasoning", config.reasoning] if "reasoning" in config.explicit else []
     words += ["--allow-special"] if config.allow_special else []
     return f"; by file: {typed(*words)}"

@@ -25,7 +25,7 @@ from minimind.training.engine.schedule import Schedule
 from minimind.training.process.ranks import Control
 from minimind.training.run.cadence import evaluation_remark, evaluation_steps, usual_steps
 
-READING = frozenset({"format", "text_field", "map", "encoding", "allow_special"})  # how files are read
+READING = frozenset({"format", "text_field", "map", "encoding", "allow_special", "reasoning"})  # how files are read
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ def _store(files: list[Path], tokenizer: Tokenizer, kind: Kind, config: RunConfi
         mapping=config.map,
         encoding=config.encoding,
         allow_special=config.allow_special,
+        reasoning=config.reasoning,
     )
 
 

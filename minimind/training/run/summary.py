@@ -15,6 +15,7 @@ from minimind.config.model import PRESETS
 from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 from minimind.data.store.batches import Batches
+from minimind.data.store.prepare import not_read
 from minimind.training.engine.measure import measure_tokens_per_second
 from minimind.training.record.recorder import Progress
 from minimind.training.run.cadence import evaluation_cost
@@ -72,6 +73,7 @@ def summarize(
         seed=config.seed,
         sources=batches.mixture.records() if batches.mixture else None,
         eval_remark=plan.eval_remark,
+        unread=not_read(data.train.manifest["sources"]) or None,
         data=_files(config.train_paths) or "the built-in corpus: no --train-file was given",
         held_out=_held_out(config, data),
         resume_command=resume_command(command),

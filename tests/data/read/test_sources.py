@@ -322,7 +322,7 @@ def test_parquet(tmp_path: Path, compress: object) -> None:
         ('{"a":' * 100_000 + "1" + "}" * 100_000, "nested too deeply"),
         ('{"text": "a", "text": "b"}', "key 'text' appears twice in one object"),
         ('{"a": [{"k": 1, "k": 1}]}', "key 'k' appears twice in one object"),
-        ('{"n": ' + "9" * 10_000 + "}", "Exceeds the limit"),
+        ('{"n": ' + "9" * 10_000 + "}", "an integer of 10,000 digits; the limit is 4,300"),
         ('{"text": "tab\there"}', "Invalid control character"),
         ('{"text": "a"} {"text": "b"}', "not JSON: Extra data"),
         ("\x00\x01\x02", "not JSON"),
@@ -342,7 +342,7 @@ def test_pathological_lists_end_cleanly(tmp_path: Path) -> None:
         list(read_records(write(tmp_path / "a.json", "[\n" + "[" * 100_000)))
     records = list(read_records(write(tmp_path / "b.json", '[\n{"a": 1, "a": 2},\n{"b": NaN}\n]')))
     assert records[0].error == "key 'a' appears twice in one object"
-    assert str(records[1].value) == "{'b': nan}"
+    assert records[1].error == "not JSON: NaN is no number (write null)"
 
 
 def test_a_line_over_the_limit_is_counted_and_never_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

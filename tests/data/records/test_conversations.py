@@ -32,8 +32,8 @@ def talk(*turns: object, **more: object) -> dict[str, object]:
     return {"conversations": list(turns), **more}
 
 
-def used(*turns: Turn, trimmed: int = 0) -> Conversation:
-    return Conversation(list(turns), trimmed)
+def used(*turns: Turn, trimmed: int = 0, unread: tuple[str, ...] = (), dropped: int = 0) -> Conversation:
+    return Conversation(list(turns), trimmed, unread, dropped)
 
 
 # One entry for each row of the table in docs/data.md: (rule, kind, record, result or part of the reason).
@@ -174,7 +174,7 @@ def test_text_and_what_carries_it() -> None:
     assert to_document({"text": " kept as it is\n"}, "pretrain", Fields()) == " kept as it is\n"
     assert to_document({"content": "x"}, "pretrain", Fields()) == "x"
     assert to_document({**talk(u(), a()), "text": "x"}, "pretrain", Fields()) == "x"
-    assert to_document({**talk(u(), a()), "text": "x"}, "sft", Fields()) == used(Q, A)
+    assert to_document({**talk(u(), a()), "text": "x"}, "sft", Fields()) == used(Q, A, unread=("text",))
     assert text_of({"body": "x"}, "body") == "x"
 
 
