@@ -87,7 +87,7 @@ def find_encoding(raw: bytes, complete: bool, name: str, asked: str | None) -> t
     if len(bad) * 2 < max(1, len(foreign)) or _nearly_utf8(bad):
         return "utf-8", 1.0, 0  # the others are bad lines, not another encoding
     try:
-        return (*_detect(_whole(b"\n".join(foreign), _SAMPLE_BYTES), name), 0)
+        return (*_detect(b"\n".join(foreign), complete, name), 0)
     except UserError:
         if _few(bad, lines):
             return "utf-8", 1.0, 0
@@ -128,7 +128,7 @@ def _known(encoding: str, name: str) -> str:
         found = codecs.lookup(encoding)
     except (LookupError, ValueError):
         raise UserError(f"{name}: --encoding {encoding} is not an encoding that Python knows") from None
-    if not found._is_text_encoding or found.name in _NO_CHARSETS:
+    if not found._is_text_encoding or found.name.replace("-", "_") in _NO_CHARSETS:
         raise UserError(f"{name}: --encoding {encoding} is not an encoding of text files")
     if found.name in ("gbk", "gb2312"):
         return "gb18030"
@@ -215,13 +215,16 @@ def _is_utf7(raw: bytes) -> bool:
     return letters >= 4 and letters * 10 >= len(found) * 7 and all(character.isprintable() for character in found)
 
 
-def _detect(sample: bytes, name: str) -> tuple[str, float]:
+def _detect(raw: bytes, complete: bool, name: str) -> tuple[str, float]:
     """GB18030 or Big5 with a confidence of at least 0.75, else ``UserError`` with the best guess.
 
     The confidence is 1 - chaos(best) / chaos(runner-up of another family), chaos being charset-normalizer's measure of
     how unlike a real text the decoded one is; it gives up on an encoding at 0.2, which stands for "no runner-up".
     """
-    best, confidence = max((_guess(sample[: len(sample) - cut]) for cut in range(_ends(sample))), key=lambda g: g[1])
+    sample = _whole(raw, _SAMPLE_BYTES)
+    whole = (complete and len(sample) == len(raw)) or _last_low(sample)  # else one of four ends is a character's
+    ends = range(1 if whole else 4)
+    best, confidence = max((_guess(sample[: len(sample) - cut]) for cut in ends), key=lambda guess: guess[1])
     family = _FAMILIES.get(best, best)
     foreign_bytes = sum(1 for byte in sample if byte >= 0x80)
     if family not in _FAMILIES.values() or confidence < _MIN_CONFIDENCE or foreign_bytes < _MIN_FOREIGN_BYTES:
@@ -233,11 +236,6 @@ def _detect(sample: bytes, name: str) -> tuple[str, float]:
             f"{foreign_bytes} bytes); name it with {advice}"
         )
     return family, round(confidence, 2)
-
-
-def _ends(sample: bytes) -> int:
-    """How many ends of a sample to try: one, unless it was cut where no byte says that a character is whole."""
-    return 4 if len(sample) >= _SAMPLE_BYTES and not _last_low(sample) else 1
 
 
 def _guess(sample: bytes) -> tuple[str, float]:

@@ -3,7 +3,7 @@
 Contract: data are files of the known types, at any depth, sorted by name; hidden ones are passed over. A directory that
 `datasets` saved (``save_to_disk``) is the files that its state.json lists, in that order, whatever else lies there.
 What a hub puts beside data is left out. What a directory is said to hold lies in it: a link that leads out could show
-any file of the reader's, so it is refused, but for the hub cache's own links from snapshots/ to the blobs/ beside it.
+any file of the reader's, so it is refused, but for the hub cache's own links to its blobs (see base/files.py).
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _METADATA = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.
 _STATE = "state.json"  # of a saved data set: which files hold its rows
 
 
-def files_of(directory: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
-    """((name, real path) of each data file, names left out). UserError for a directory without any, or a link out of
-    it."""
+def files_of(directory: Path) -> tuple[list[Path], list[str]]:
+    """(data files, names left out). Raises UserError for a directory without any, or a link out of it."""
     inside = [p for p in sorted(directory.rglob("*")) if not p.is_dir() and not _hidden(p.relative_to(directory))]
     saved = {p.parent: _rows_of(directory, p) for p in inside if p.name == _STATE and _is_saved(directory, p)}
     known = list(_data_files(inside, saved))
     if not known:
         raise UserError(f"{directory}: a directory without any file named {' '.join((*_SUFFIXES, *READERS))}")
     taken = set(known)
-    return [(p, _real(directory, p)) for p in known], [str(p) for p in inside if p not in taken]
+    for path in known:
+        _refuse_out_of(directory, path)
+    return known, [str(p) for p in inside if p not in taken]
 
 
 def _data_files(inside: list[Path], saved: dict[Path, list[Path]]) -> Iterator[Path]:
@@ -69,28 +70,12 @@ def _rows_of(directory: Path, path: Path) -> list[Path]:
     return [path.parent / str(name) for name in names]
 
 
-def _real(directory: Path, file: Path) -> Path:
-    """Where the file's bytes are, as a library that opens by name needs it."""
+def _refuse_out_of(directory: Path, file: Path) -> None:
     try:
         open_inside(directory, file.relative_to(directory)).close()
-    except FileNotFoundError:
-        return file  # whoever opens it says what is wrong
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EINVAL):
-            return file
-        if (blob := _blob(directory, file)) is None:
+    except OSError as error:  # of others, whoever opens the file says what is wrong
+        if error.errno in (errno.ELOOP, errno.EINVAL):
             raise UserError(f"{file}: {error.strerror}; name the file itself, or take it away") from None
-        return blob
-    return file
-
-
-def _blob(directory: Path, file: Path) -> Path | None:
-    """The file that a link in a hub cache's ``snapshots/REVISION`` leads to, if it lies in the ``blobs`` beside
-    that."""
-    root = directory.resolve()
-    blobs = root.parent.parent / "blobs"
-    real = file.resolve()
-    return real if root.parent.name == "snapshots" and real.parent == blobs and real.is_file() else None
 
 
 def _hidden(path: Path) -> bool:

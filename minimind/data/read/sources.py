@@ -159,7 +159,7 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             sources.append(Source(_spooled(sys.stdin.buffer, spool), "<stdin>"))
         elif path.is_dir():
             inside, left_out = files_of(path)
-            sources += [Source(real, str(name)) for name, real in inside]
+            sources += [Source(p, str(p)) for p in inside]
             ignored += left_out
         elif path.is_fifo():
             with path.open("rb") as pipe:
