@@ -23,6 +23,7 @@ from minimind.base.problems import raise_problems
 from minimind.config.deepspeed.agreement import settle
 from minimind.config.deepspeed.batch import Batch, solve_batch
 from minimind.config.deepspeed.lint import AUTO, Draft, check_names_and_types, modernise
+from minimind.config.deepspeed.obsolete import drop_obsolete
 from minimind.config.deepspeed.optimizer import OptimizerSpec, resolve_optimizer
 from minimind.config.deepspeed.precision import resolve_data_types, resolve_precision
 from minimind.config.deepspeed.refusals import note_unused, refuse_unsupported
@@ -112,15 +113,18 @@ def resolve(
     num_parameters: int | None = None,
     defaults: Mapping[str, float] | None = None,
     kind: str | None = None,
+    strict: bool = False,
 ) -> Resolved:
     """Resolve a DeepSpeed config for ``run`` on ``world_size`` ranks.
 
     ``num_parameters`` defaults to those of ``run.model``. ``kind``: "pretrain" or "sft" (None: by the JSON's name);
     it decides which rate an "auto" means and which JSONs are advised. ``defaults`` replaces some of the defaults.
+    ``strict``: a key of the JSON that is not used is a problem instead of a finding.
     Raises one UserError listing every problem as ``file:line: key: what``.
     """
     source = read_source(path_or_dict)
-    draft = Draft(source, source.values, kind=kind or kind_by_name(source.name))
+    draft = Draft(source, source.values, kind=kind or kind_by_name(source.name), strict=strict)
+    drop_obsolete(draft)
     check_names_and_types(draft)
     modernise(draft)
     refuse_unsupported(draft)
