@@ -13,7 +13,7 @@ from typing import Any
 
 from minimind.base.defaults import DEEPSPEED_EPS, DEEPSPEED_LR, DEEPSPEED_WEIGHT_DECAY, LION_BETAS, learning_rate
 from minimind.base.problems import nearest
-from minimind.config.deepspeed.agreement import settle, wins
+from minimind.config.deepspeed.agreement import say_winner, settle, wins
 from minimind.config.deepspeed.lint import AUTO, Draft, check_params
 from minimind.config.deepspeed.schema import OPTIMIZERS
 from minimind.config.run import RunConfig
@@ -47,15 +47,8 @@ def resolve_optimizer(
 ) -> OptimizerSpec | None:
     """The optimizer to build; None with the reason among the problems. Without a section: AdamW from the YAML."""
     if not draft.get("optimizer.type"):
-        draft.find(
-            "optimizer-default",
-            'no "optimizer" in the JSON: AdamW with the values of the YAML and the command line, else the defaults',
-            'add an "optimizer" section to own them in the JSON',
-        )
-        draft.values["optimizer"] = {
-            "type": "AdamW",
-            "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), AUTO),
-        }
+        _by_the_yaml(draft, run.optim or "AdamW")
+    _settle_type(draft, run)
     name = str(draft.get("optimizer.type"))
     kind = _kind(draft, name)
     if kind is None:
@@ -79,6 +72,42 @@ def resolve_optimizer(
     return OptimizerSpec(kind, clean)
 
 
+def _by_the_yaml(draft: Draft, kind: str) -> None:
+    """No section: the optimizer with every value left to the YAML."""
+    draft.find(
+        "optimizer-default",
+        f'no "optimizer" in the JSON: {kind} with the values of the YAML and the command line, else the defaults',
+        'add an "optimizer" section to own them in the JSON',
+    )
+    automatic = [key for key in ("lr", "betas", "eps", "weight_decay") if key in OPTIMIZERS[kind]]
+    draft.values["optimizer"] = {"type": kind, "params": dict.fromkeys(automatic, AUTO)}
+
+
+def _settle_type(draft: Draft, run: RunConfig) -> None:
+    """The run's ``optim`` against the JSON's type: the command line's wins, with its own default values."""
+    name = str(draft.get("optimizer.type"))
+    given = _ALIASES.get(_plain(name))
+    if run.optim is None or given is None or given == run.optim:
+        return
+    if run.commanded("optim"):
+        say_winner(draft, run, "optimizer.type", "optim", name, run.optim)
+        params = draft.get("optimizer.params")
+        kept = params if isinstance(params, dict) else {}
+        draft.values["optimizer"] = {
+            "type": run.optim,
+            "params": {key: value for key, value in kept.items() if key in OPTIMIZERS[run.optim] and key != "lr"}
+            | {"lr": AUTO},
+        }
+    else:
+        draft.problem(
+            "optimizer.type", f"{name} in the JSON but optim is {run.optim} {run.origin('optim')}: delete one of them"
+        )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
 # How the update is computed, not what it is: the engine chooses by device and offload
 _ENGINE_CHOICES = {
     "torch_adam",
@@ -93,7 +122,7 @@ _ENGINE_CHOICES = {
 
 
 def _kind(draft: Draft, name: str) -> str | None:
-    plain = name.lower().replace("_", "").replace("-", "")
+    plain = _plain(name)
     if plain in _ALIASES:
         return _ALIASES[plain]
     if plain in _REMOVED:

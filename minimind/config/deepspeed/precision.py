@@ -24,8 +24,10 @@ def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate:
     if draft.on("fp16") and draft.on("bf16"):
         draft.problem("fp16.enabled", "fp16 and bf16 are both enabled: keep one")
     if draft.on("fp16"):
+        _fill_scaler(draft, run)
         _check_fp16(draft, hardware, emulate)
         return "fp16"
+    _say_scaler_unused(draft, run)
     if draft.on("bf16"):
         if not hardware.bf16:
             better = best_precision(hardware)
@@ -58,6 +60,23 @@ def _autocast_as_section(draft: Draft) -> None:
             f'write "{name}": {{"enabled": true}} instead',
         )
     draft.drop("torch_autocast")
+
+
+_SCALER = ("initial_scale_power", "loss_scale_window", "hysteresis")  # of the JSON's fp16 section, and of the YAML
+
+
+def _fill_scaler(draft: Draft, run: RunConfig) -> None:
+    for name in _SCALER:
+        value = settle(draft, run, f"fp16.{name}", name)
+        if value is not None:
+            draft.set(f"fp16.{name}", value)
+
+
+def _say_scaler_unused(draft: Draft, run: RunConfig) -> None:
+    given = [name for name in _SCALER if getattr(run, name) is not None]
+    if given:
+        where = " and ".join(f"{name} ({run.place(name)})" for name in given)
+        draft.find("setting-unused", f"{where}: without fp16 there is no loss scale", "delete it, or set fp16: true")
 
 
 def _one_precision(draft: Draft, run: RunConfig, name: str, other: str) -> None:

@@ -33,7 +33,7 @@ from minimind.config.deepspeed.scheduler import (
     resolve_scheduler,
     scheduler_findings,
 )
-from minimind.config.deepspeed.source import read_source
+from minimind.config.deepspeed.source import Source, read_source
 from minimind.config.deepspeed.zero import resolve_zero
 from minimind.config.run import RunConfig
 
@@ -105,7 +105,7 @@ class Resolved:
 
 
 def resolve(
-    path_or_dict: str | Path | Mapping[str, Any],
+    path_or_dict: str | Path | Mapping[str, Any] | Source,
     run: RunConfig,
     world_size: int,
     hardware: Hardware,
@@ -157,7 +157,7 @@ def resolve(
         scheduler=scheduler,
         source=source.name,
         batch_reason=batch.reason,
-        findings=draft.findings,
+        findings=[*run.remarks, *draft.findings],
     )
 
 
