@@ -23,6 +23,11 @@ IGNORE = -100  # a label that carries no loss
 
 # Peak learning rates by optimizer, as in the shipped JSONs. AdamW's: paired seeds in docs/LOG.md.
 LEARNING_RATES = MappingProxyType({"AdamW": 2e-3, "Adam": 2e-3, "AdamW8bit": 2e-3, "Lion": 2e-4, "Muon": 3e-3})
+# PyTorch's own, for what nobody has swept here; fine-tuning takes a tenth
+TORCH_LEARNING_RATES = MappingProxyType(
+    {"SGD": 1e-3, "Adagrad": 1e-2, "RMSprop": 1e-2, "Adadelta": 1.0, "Adamax": 2e-3, "NAdam": 2e-3, "RAdam": 1e-3}
+)
+TORCH_EPS = MappingProxyType({"Adagrad": 1e-10, "Adadelta": 1e-6})
 # Fine-tuning starts from weights that are good already; MiniMind's practice is a tenth of its own 1e-3.
 SFT_LEARNING_RATES = MappingProxyType({"AdamW": 1e-4, "Adam": 1e-4, "AdamW8bit": 1e-4, "Lion": 1e-5, "Muon": 3e-4})
 MUON_LEARNING_RATES = MappingProxyType({"pretrain": 0.02, "sft": 2e-3})  # muon_lr, of the matrices
@@ -59,6 +64,8 @@ MODEL_STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's file with the module'
 
 def learning_rate(kind: str, optimizer: str) -> float:
     """The peak rate of ``optimizer`` (its type as in ``OptimizerSpec``) for "pretrain" or "sft"."""
+    if optimizer in TORCH_LEARNING_RATES:
+        return TORCH_LEARNING_RATES[optimizer] * (0.1 if kind == "sft" else 1.0)
     return (SFT_LEARNING_RATES if kind == "sft" else LEARNING_RATES)[optimizer]
 
 

@@ -22,6 +22,13 @@ STATE_BYTES = {
     "AdamW8bit": (2 + 8 / 256, 2 + 8 / 256),  # one byte each, and one fp32 scale each by block of 256
     "Lion": (4.0, 4.0),
     "Muon": (4.0, 8.0),  # momentum; AdamW for embeddings and norms
+    "Adagrad": (4.0, 4.0),
+    "SGD": (4.0, 4.0),  # the momentum; nothing without one
+    "RMSprop": (4.0, 4.0),  # without momentum
+    "Adadelta": (8.0, 8.0),
+    "Adamax": (8.0, 8.0),
+    "NAdam": (8.0, 8.0),
+    "RAdam": (8.0, 8.0),
 }
 
 
@@ -159,5 +166,8 @@ def table_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
     matrices.
     """
     body, rest = STATE_BYTES[optimizer.type]
+    if optimizer.type in ("SGD", "RMSprop"):
+        moments = (optimizer.type == "RMSprop") + bool(optimizer.params.get("momentum"))
+        return 4.0 * (moments + bool(optimizer.params.get("centered")))
     part = body_parameters(model) / model.num_parameters()
     return body * part + rest * (1 - part)

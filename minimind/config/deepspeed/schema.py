@@ -353,6 +353,9 @@ _ADAM: dict[str, Kind] = {
     "fp32_optimizer_states": "bool",
     "set_grad_none": "bool",
 }
+# torch.optim's, which DeepSpeed takes by name
+_DECAYED: dict[str, Kind] = {"lr": "number", "weight_decay": "number", "foreach": "bool", "fused": "bool"}
+_DECOUPLED: dict[str, Kind] = {"decoupled_weight_decay": "bool"}
 OPTIMIZERS: dict[str, dict[str, Kind]] = {
     "AdamW": _ADAM,
     "Adam": _ADAM,
@@ -367,4 +370,11 @@ OPTIMIZERS: dict[str, dict[str, Kind]] = {
         "eps": "number",
         "weight_decay": "number",
     },
+    "SGD": {**_DECAYED, "momentum": "number", "dampening": "number", "nesterov": "bool"},
+    "Adagrad": {**_DECAYED, "eps": "number", "lr_decay": "number", "initial_accumulator_value": "number"},
+    "RMSprop": {**_DECAYED, "eps": "number", "alpha": "number", "momentum": "number", "centered": "bool"},
+    "Adadelta": {**_DECAYED, "eps": "number", "rho": "number"},
+    "Adamax": {**_DECAYED, "eps": "number", "betas": "list"},
+    "NAdam": {**_DECAYED, "eps": "number", "betas": "list", "momentum_decay": "number", **_DECOUPLED},
+    "RAdam": {**_DECAYED, "eps": "number", "betas": "list", **_DECOUPLED},
 }

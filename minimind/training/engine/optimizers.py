@@ -1,7 +1,7 @@
 """Optimizers by the name in the DeepSpeed JSON, with decay and no-decay groups.
 
-No option needs nvcc: AdamW is PyTorch's fused one (CPU and GPU), Lion and Muon are plain PyTorch, AdamW8bit is
-bitsandbytes. DeepSpeedCPUAdam, which must be compiled, is chosen by engine.py only for CPU offload.
+No option needs nvcc: AdamW is PyTorch's fused one (CPU and GPU), Lion, Muon, Adagrad and Adam without bias correction
+are plain PyTorch, SGD and other element-wise ones are PyTorch's own, AdamW8bit is bitsandbytes. DeepSpeedCPUAdam, which must be compiled, is chosen by engine.py only for CPU offload.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 from minimind.base.errors import UserError
 from minimind.base.hardware import detect
 from minimind.training.engine.muon import Muon
+from minimind.training.engine.plain_optimizers import Adagrad, UncorrectedAdam
 
 
 def is_body_matrix(name: str, parameter: torch.Tensor) -> bool:
@@ -69,11 +70,15 @@ class Lion(torch.optim.Optimizer):
 
 
 def _adamw(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+    if params.get("bias_correction") is False:
+        return UncorrectedAdam(groups, **_pick(params, "lr", "betas", "eps"))
     return torch.optim.AdamW(groups, fused=True, **_pick(params, "lr", "betas", "eps"))
 
 
 def _adam(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
     """Weight decay as an L2 term of the gradient (``"adam_w_mode": false``)."""
+    if params.get("bias_correction") is False:
+        return UncorrectedAdam(groups, decoupled=False, **_pick(params, "lr", "betas", "eps"))
     return torch.optim.Adam(groups, fused=True, **_pick(params, "lr", "betas", "eps"))
 
 
@@ -97,6 +102,17 @@ def _muon(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.O
     return Muon(groups, compute_dtype=dtype, **_pick(params, "lr", "betas", "eps", "momentum"))
 
 
+def _by_its_own_names(
+    kind: type[torch.optim.Optimizer],
+) -> Callable[[list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]:
+    """An optimizer that takes the JSON's parameters as they are; the groups have the weight decay."""
+
+    def build(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+        return kind(groups, **_pick(params, *(name for name in params if name != "weight_decay")))
+
+    return build
+
+
 def _pick(params: dict[str, Any], *names: str) -> dict[str, Any]:
     values = {name: params[name] for name in names if name in params}
     if "betas" in values:
@@ -110,6 +126,13 @@ _BUILDERS: dict[str, Callable[[list[dict[str, Any]], dict[str, Any]], torch.opti
     "adamw8bit": _adamw8bit,
     "lion": _lion,
     "muon": _muon,
+    "adagrad": _by_its_own_names(Adagrad),
+    "sgd": _by_its_own_names(torch.optim.SGD),
+    "rmsprop": _by_its_own_names(torch.optim.RMSprop),
+    "adadelta": _by_its_own_names(torch.optim.Adadelta),
+    "adamax": _by_its_own_names(torch.optim.Adamax),
+    "nadam": _by_its_own_names(torch.optim.NAdam),
+    "radam": _by_its_own_names(torch.optim.RAdam),
 }
 
 
@@ -121,6 +144,6 @@ def build_optimizer(model: nn.Module, optimizer_type: str, params: dict[str, Any
     builder = _BUILDERS.get(optimizer_type.lower())
     if builder is None:
         raise UserError(
-            f"optimizer type {optimizer_type!r} is not supported; choose one of AdamW, AdamW8bit, Lion, Muon"
+            f"optimizer type {optimizer_type!r} is not supported; choose one of AdamW, AdamW8bit, Lion, Muon, SGD"
         )
     return builder(parameter_groups(model, optimizer_type, params), params)
