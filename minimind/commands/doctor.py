@@ -180,9 +180,7 @@ def check_config(
         raise UserError(f"{path}: no such DeepSpeed config")
     try:
         run = load_run_config(config, overrides)
-        resolved = resolve(
-            chosen_source(path, run), run, world_size, hardware, run.emulate_fp16, strict=strict
-        )
+        resolved = resolve(chosen_source(path, run), run, world_size, hardware, run.emulate_fp16, strict=strict)
     except UserError as error:
         lines = [line.removeprefix("  - ") for line in str(error).split("\n")]
         return [Check("config", "bad", line) for line in (lines[1:] or lines)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from minimind.base.findings import Finding
 from minimind.base.problems import nearest
-from minimind.config.deepspeed.homes import home_of
+from minimind.config.deepspeed.homes import home_of, squeeze
 from minimind.config.deepspeed.schema import MONITORS, TOP_LEVEL, Kind
 from minimind.config.deepspeed.source import Source
 
@@ -108,7 +108,8 @@ def _check_section(draft: Draft, section: dict[str, Any], kinds: Mapping[str, Ki
 
 def _unknown(draft: Draft, path: str, key: str, prefix: str, kinds: Mapping[str, Kind]) -> None:
     """A key that is not DeepSpeed's: a problem if DeepSpeed stops at it or it is a slip, else said and not used."""
-    home = home_of(key, prefix)
+    spelled_here = any(squeeze(key) == squeeze(name) for name in kinds)
+    home = "" if spelled_here else home_of(key, prefix)
     belongs = f" belongs {home}" if home else ""
     if prefix.split(".")[0] in _CHECKED_BY_DEEPSPEED:
         hint = f":{belongs}" if home else nearest(key, kinds)

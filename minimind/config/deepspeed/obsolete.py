@@ -6,6 +6,7 @@ dropping it would train something else than the file says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ def drop_obsolete(draft: Draft) -> None:
     """Remove what means nothing any more, with a finding that says what happens instead."""
     _drop_removed_blocks(draft)
     _drop_scaler_of_bf16(draft)
+    _translate_scaler(draft)
     for section in ("fp16", "bf16", "bfloat16"):
         _drop(draft, section, [key for key in _APEX if key not in FP16], "a half precision always has fp32 masters")
     _drop_torch_compile(draft)
@@ -108,6 +110,40 @@ def _drop_scaler_of_bf16(draft: Draft) -> None:
         _drop(draft, section, only_fp16, "bf16 has fp32's range and no loss scale")
 
 
+# torch.amp's and Paddle's words for the loss scaler, of which DeepSpeed's fp16 section refuses every one
+_SCALER_WORDS = {
+    "growth_interval": "loss_scale_window",
+    "incr_every_n_steps": "loss_scale_window",
+    "decr_every_n_nan_or_inf": "hysteresis",
+    "init_scale": "initial_scale_power",
+    "scale_init": "initial_scale_power",
+    "init_loss_scaling": "initial_scale_power",
+}
+_FIXED = {"backoff_factor": 0.5, "decr_ratio": 0.5, "growth_factor": 2.0, "incr_ratio": 2.0}
+
+
+def _translate_scaler(draft: Draft) -> None:
+    """Other frameworks' words in the fp16 section: their meaning in DeepSpeed's, said."""
+    fp16 = _section(draft, "fp16")
+    for word in [word for word in _SCALER_WORDS if word in fp16]:
+        name, value = _SCALER_WORDS[word], _number(fp16.pop(word))
+        if value is None or value < 1 or name in fp16:
+            draft.problem(
+                f"fp16.{word}", f"DeepSpeed's name is {name}" + (", which is given too: keep one" * (name in fp16))
+            )
+            continue
+        fp16[name] = int(math.log2(value)) if name == "initial_scale_power" else int(value)
+        rounded = name == "initial_scale_power" and 2.0 ** fp16[name] != value
+        note = f" (the power of two below {value:g})" if rounded else ""
+        message = f"fp16.{word} {value:g}: {_REFUSES} this word; taken as {name} {fp16[name]}{note}"
+        draft.unused("word-translated", f"fp16.{word}", message, f"write {name}")
+    for word in [word for word in _FIXED if word in fp16]:
+        value, fixed = fp16.pop(word), _FIXED[word]
+        message = f"fp16.{word} {value}: {_REFUSES} this word, dropped: the loss scale is always "
+        what = "halved at an overflow" if fixed < 1 else "doubled after loss_scale_window good steps"
+        draft.unused("key-dropped", f"fp16.{word}", message + what, "delete it")
+
+
 def _drop_torch_compile(draft: Draft) -> None:
     keys = [key for key in _TORCH_COMPILE if key not in COMPILE]
     _drop(draft, "compile", keys, "torch.compile is switched by `compile: on`, `off` or `auto` in the YAML")
@@ -137,7 +173,10 @@ def _drop_fractions(draft: Draft) -> None:
         if size is not None and size > 1 and size != int(size):
             path = f"zero_optimization.{key}"
             draft.unused(
-                "size-rounded", path, f"{path} {size:g}: {_REFUSES} a fraction; {int(size)} is used", f"write {int(size)}"
+                "size-rounded",
+                path,
+                f"{path} {size:g}: {_REFUSES} a fraction; {int(size)} is used",
+                f"write {int(size)}",
             )
             zero[key] = int(size)
 
@@ -156,7 +195,7 @@ def _number(value: Any) -> float | None:
 def _drop_other_schedulers_params(draft: Draft) -> None:
     """Parameters of another of DeepSpeed's schedulers, left over when the type was changed."""
     kind = draft.get("scheduler.type")
-    if kind not in SCHEDULERS or not isinstance(kind, str):
+    if not isinstance(kind, str) or kind not in SCHEDULERS:
         return
     others = {key for kinds in SCHEDULERS.values() for key in kinds} - set(SCHEDULERS[kind])
     peak = "; its peak is the optimizer's lr" if kind == "WarmupCosineLR" else ""

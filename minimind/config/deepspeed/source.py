@@ -99,8 +99,10 @@ def chosen_source(option: str | Path | Mapping[str, Any] | Source | None, run: R
     if option is not None:
         return option if isinstance(option, (str, Path)) else read_source(option)
     if run.deepspeed is None:
-        raise UserError("no DeepSpeed config: pass --deepspeed_config a file of ds_configs/, or write `deepspeed:` in "
-                        "the YAML, a path or the JSON's sections")
+        raise UserError(
+            "no DeepSpeed config: pass --deepspeed_config a file of ds_configs/, or write `deepspeed:` in "
+            "the YAML, a path or the JSON's sections"
+        )
     if isinstance(run.deepspeed, Path):
         return run.deepspeed
     name, lines = run.json_lines()

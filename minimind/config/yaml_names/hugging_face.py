@@ -54,7 +54,9 @@ TABLE: dict[str, Meaning] = {
     "num_train_epochs": _used("default 1"),
     "max_steps": _used("-1 is: not given"),
     "learning_rate": _used("default by optimizer and size"),
-    "lr_scheduler_type": _used("cosine, linear, constant, constant_with_warmup, warmup_stable_decay, cosine_with_min_lr"),
+    "lr_scheduler_type": _used(
+        "cosine, linear, constant, constant_with_warmup, warmup_stable_decay, cosine_with_min_lr"
+    ),
     "lr_scheduler_kwargs": _other("min_lr_rate and min_lr become `min_lr_ratio`; other keys are refused"),
     "warmup_steps": _used("below 1 it is `warmup_ratio`"),
     "warmup_ratio": _used(),
@@ -126,7 +128,9 @@ TABLE: dict[str, Meaning] = {
     "hub_strategy": _unused(_HUB, "every_save"),
     "hub_always_push": _unused(_HUB),
     "hub_revision": _unused(_HUB),
-    "load_best_model_at_end": _unused("the best checkpoint is kept as `checkpoints/best`; `final/` has the last weights"),
+    "load_best_model_at_end": _unused(
+        "the best checkpoint is kept as `checkpoints/best`; `final/` has the last weights"
+    ),
     "metric_for_best_model": _unused("the best is by held-out loss", "loss", "eval_loss"),
     "greater_is_better": _unused("the best is by held-out loss"),
     "ignore_data_skip": _unused("a resumed run finds its place in the data at once"),
@@ -248,3 +252,9 @@ def describe(meaning: Meaning) -> str:
     if meaning.status == "used":
         return f"{head}; {meaning.text}" if meaning.text else head
     return f"{head} {meaning.text}"
+
+
+if __name__ == "__main__":
+    from minimind.base.display import say
+
+    say(table_markdown().rstrip())

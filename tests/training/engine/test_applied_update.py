@@ -88,7 +88,9 @@ def runs(layout: Layout, world: int) -> Iterator[Run]:
     one half and Adam in the other. With switches once, with everything that an update can have."""
     params = {name.split(".")[-1]: value for name, value in layout.switches if "params" in name}
     own = {name: float(params.pop(name)) for name in ("momentum", "muon_lr", "adam_lr") if name in params}
-    others = tuple((name, value == "True" if value in ("True", "False") else float(value)) for name, value in params.items())
+    others = tuple(
+        (name, value == "True" if value in ("True", "False") else float(value)) for name, value in params.items()
+    )
     chosen: dict[str, Any] = {**own, "others": others}
     for clips, accumulation in ((True, 3), (False, 3), (True, 1), (False, 1)):
         run = Run(layout.optimizer, layout.precision, clips, accumulation, world, **chosen)
