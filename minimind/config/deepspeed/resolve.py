@@ -139,6 +139,7 @@ def resolve(
     clipping = _clipping(draft, run, fallback)
     scheduler = resolve_scheduler(draft, run, optimizer)
     _monitors(draft, run)
+    _comms_logger(draft)
     note_unused(draft)
     _drop_unfilled_auto(draft, draft.values, "")
     raise_problems(draft.problems, source.name)
@@ -215,6 +216,17 @@ def _monitors(draft: Draft, run: RunConfig) -> None:
                 f"DeepSpeed's {name} gets learning rate and loss scale, but no loss",
                 f"for the loss: minimind report {shlex.quote(str(run.output_dir))}",
             )
+
+
+def _comms_logger(draft: Draft) -> None:
+    """DeepSpeed logs each operation if ``verbose``; its table needs a call that its engine never makes."""
+    if draft.on("comms_logger") and draft.get("comms_logger.verbose") is not True:
+        draft.find(
+            "monitor-silent",
+            "comms_logger shows nothing: without verbose DeepSpeed only counts, and prints at comm.log_summary(), which "
+            "is not called",
+            'write "verbose": true to see every operation, or delete comms_logger',
+        )
 
 
 def _drop_unfilled_auto(draft: Draft, section: dict[str, Any], prefix: str) -> None:

@@ -222,8 +222,9 @@ def fill(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[Block]], st
 
 
 def _step(optimizer: torch.optim.Optimizer, step: int, device: torch.device) -> int | torch.Tensor:
-    """The count in the form that the optimizer keeps: torch's fused Adam on the device, torch's others on the CPU, ours as
-    an int."""
+    """The count in the form that the optimizer keeps: torch's fused Adam on the device, its others on the CPU, ours
+    as an int.
+    """
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         return torch.tensor(float(step), device=device)
     if type(optimizer).__module__.startswith("torch.optim"):

@@ -1,7 +1,8 @@
 """Optimizers by the name in the DeepSpeed JSON, with decay and no-decay groups.
 
 No option needs nvcc: AdamW is PyTorch's fused one (CPU and GPU), Lion, Muon, Adagrad and Adam without bias correction
-are plain PyTorch, SGD and other element-wise ones are PyTorch's own, AdamW8bit is bitsandbytes. DeepSpeedCPUAdam, which must be compiled, is chosen by engine.py only for CPU offload.
+are plain PyTorch, SGD and other element-wise ones are PyTorch's own, AdamW8bit is bitsandbytes. DeepSpeedCPUAdam, which
+must be compiled, is chosen by engine.py only for CPU offload.
 """
 
 from __future__ import annotations

@@ -135,6 +135,6 @@ def test_the_optimizer_of_the_command_line_wins_over_the_jsons(tmp_path: Path) -
     resolved = resolve(json, load_run_config(None, ["optim=sgd"]), 1, GPU)
     assert resolved.optimizer.type == "SGD"
     assert "command-line-wins" in {finding.code for finding in resolved.findings}
-    with pytest.raises(UserError, match="AdamW in the JSON but optim is SGD in .*train.yaml:1"):
+    with pytest.raises(UserError, match=r"AdamW in the JSON but optim is SGD in .*train.yaml:1"):
         resolve(json, load(tmp_path, "optim: sgd"), 1, GPU)
     assert resolve(json, load(tmp_path, "optim: adamw_torch"), 1, GPU).optimizer.params["eps"] == 1e-6
