@@ -93,8 +93,8 @@ def _other_ranks(draft: Draft, total: int, batch: Batch, world: int) -> Batch:
     ranks, rows = total // (batch.micro * batch.accumulation), batch.micro * batch.accumulation
     draft.find(
         "batch-other-ranks",
-        f"train_batch_size {total:,} = micro-batch {batch.micro} x accumulation {batch.accumulation} x {ranks} rank(s): "
-        f"the file was written for {ranks}; on {world} a step has {rows * world:,} rows",
+        f"train_batch_size {total:,} = micro-batch {batch.micro} x accumulation {batch.accumulation} x {ranks} "
+        f"rank(s): the file was written for {ranks}; on {world} a step has {rows * world:,} rows",
         f"for {total:,} rows on {world} rank(s) change gradient_accumulation_steps, or delete train_batch_size",
         written_for=ranks,
         ranks=world,

@@ -158,7 +158,7 @@ def _drop_max_grad_norm(draft: Draft) -> None:
 def _drop_fractions(draft: Draft) -> None:
     """Numbers with a fraction where DeepSpeed wants a whole one: a floor below 1, and sizes that a formula gave."""
     floor = _number(draft.get("fp16.min_loss_scale"))
-    if floor is not None and 0 < floor and floor != int(floor):
+    if floor is not None and floor > 0 and floor != int(floor):
         lowest = max(1, int(floor))
         draft.unused(
             "key-dropped",

@@ -1,4 +1,4 @@
-"""Where a DeepSpeed JSON has a name that somebody wrote into the YAML, for hints; the tests compare it with the schema."""
+"""Where a DeepSpeed JSON has a name that somebody wrote into the YAML, for hints; tests compare it with the schema."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What DeepSpeed's own monitors show under this trainer's loop: each output is seen, or the linter says there is none."""
+"""What DeepSpeed's own monitors show under this loop: each output is seen, or the linter says there is none."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -24,32 +23,25 @@ def resolved(**sections: object) -> Resolved:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_profiler_timers_and_csv_monitor_show_what_deepspeed_says(tmp_path: Path) -> None:
+def test_profiler_timers_and_csv_monitor_show_what_deepspeed_says(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     profile = tmp_path / "flops.txt"
     monitored = resolved(
         flops_profiler={"enabled": True, "profile_step": 1, "output_file": str(profile)},
         csv_monitor={"enabled": True, "output_path": str(tmp_path), "job_name": "job"},
         wall_clock_breakdown=True,
     )
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("DeepSpeed")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     engine = Engine(plain.small_model(), monitored, factor)
     try:
         for step in range(3):
             train_step(engine, split(random_rows(2, seed=step), 1, 0, 1))
     finally:
         engine.close()
-        logger.removeHandler(handler)
-        logger.setLevel(level)
     assert "Profile Summary" in profile.read_text()
-    rates = (tmp_path / "job" / "Train_Samples_lr.csv").read_text().split()
-    assert rates == ["step,lr", *(f"{2 * step},{1e-3 / (step + 1)}" for step in range(1, 4))] or len(rates) == 4
-    assert any("fwd" in line and "bwd_allreduce" in line for line in lines)
+    header, *rates = (tmp_path / "job" / "Train_Samples_lr.csv").read_text().split()
+    assert header == "step,lr" and [rate.split(",")[0] for rate in rates] == ["2", "4", "6"]
+    assert any("fwd" in line and "bwd_allreduce" in line for line in "".join(capfd.readouterr()).splitlines())
 
 
 def test_what_shows_nothing_is_said() -> None:
