@@ -223,8 +223,8 @@ def _comms_logger(draft: Draft) -> None:
     if draft.on("comms_logger") and draft.get("comms_logger.verbose") is not True:
         draft.find(
             "monitor-silent",
-            "comms_logger shows nothing: without verbose DeepSpeed only counts, and comm.log_summary(), which prints, is "
-            "not called",
+            "comms_logger shows nothing: without verbose DeepSpeed only counts, and its comm.log_summary(), which "
+            "prints, is not called",
             'write "verbose": true to see every operation, or delete comms_logger',
         )
 
