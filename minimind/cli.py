@@ -78,6 +78,7 @@ AllowSpecial = Annotated[
 Reason = Annotated[Reasoning, typer.Option(help="of answers that bring their reasoning: train it, or drop it")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave bad lines out, up to a limit")]
 MaxBadRatio = Annotated[float, typer.Option(min=0.0, max=1.0, help="that limit")]
+Strict = Annotated[bool, typer.Option("--strict", help="a key of the JSON that is not used is an error")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="override a setting of the YAML")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="sample from the likeliest tokens of this total")]
@@ -248,16 +249,20 @@ def prepare(
 
 @app.command()
 def plan(
-    deepspeed_config: Annotated[Path, typer.Option("--deepspeed_config", "--deepspeed-config", help="DeepSpeed JSON")],
+    deepspeed_config: Annotated[
+        Path | None,
+        typer.Option("--deepspeed_config", "--deepspeed-config", help="DeepSpeed JSON; default: the YAML's"),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML of the run")] = None,
     device_memory: Annotated[str | None, typer.Option(help="24GiB; default: this machine's device")] = None,
     num_gpus: Annotated[int, typer.Option(min=1, help="ranks")] = 1,
+    strict: Strict = False,
     overrides: Set = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Memory, steps and time of a run before it starts. Exit code 1 if it would not fit."""
     from minimind.commands.plan import run_plan
 
-    _exit(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus))
+    _exit(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus, strict))
 
 
 @app.command()
@@ -272,6 +277,7 @@ def doctor(
     launch: Annotated[
         str, typer.Option(help='check these words of `minimind launch` too: "--include localhost:0,1"')
     ] = "",
+    strict: Strict = False,
 ) -> None:
     """Check versions, accelerator, compiler, disk, and a configuration. Exit code 1 if something is missing."""
     import shlex
@@ -280,7 +286,13 @@ def doctor(
 
     _exit(
         run_doctor(
-            deepspeed_config, config, overrides, num_gpus=num_gpus, output_dir=output_dir, words=shlex.split(launch)
+            deepspeed_config,
+            config,
+            overrides,
+            num_gpus=num_gpus,
+            output_dir=output_dir,
+            words=shlex.split(launch),
+            strict=strict,
         )
     )
 

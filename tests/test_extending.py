@@ -95,16 +95,19 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Any], None]:
 
 def test_an_optimizer(entry: Callable[[Any, str, Any], None]) -> None:
     params = {"lr": "number", "momentum": "number", "weight_decay": "number"}
-    entry(OPTIMIZERS, "SGD", OptimizerKind(params, 0.1, 0.01, (4.0, 4.0), f"{HERE}:sgd", also=("momentumsgd",)))
+    entry(OPTIMIZERS, "SignSGD", OptimizerKind(params, 0.1, 0.01, (4.0, 4.0), f"{HERE}:sgd", also=("momentumsgd",)))
     section = {"type": "momentum_sgd", "params": {"lr": "auto", "momentum": 0.9}}
     config = tiny_config()
     resolved = resolve({"optimizer": section, "bf16": {"enabled": True}}, config, 1, CPU)
-    assert (resolved.optimizer.type, resolved.optimizer.params["lr"]) == ("SGD", learning_rate("pretrain", "SGD"))
+    assert (resolved.optimizer.type, resolved.optimizer.params["lr"]) == (
+        "SignSGD",
+        learning_rate("pretrain", "SignSGD"),
+    )
     assert estimate_memory(config, resolved).optimizer == 4 * config.model.num_parameters()
     optimizer = build_optimizer(tiny_model(), resolved.optimizer.type, resolved.optimizer.params)
     assert isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0.9
     with pytest.raises(UserError, match=r"optimizer.params.eps"):
-        resolve({"optimizer": {"type": "SGD", "params": {"eps": 1}}, "bf16": {"enabled": True}}, config, 1, CPU)
+        resolve({"optimizer": {"type": "SignSGD", "params": {"eps": 1}}, "bf16": {"enabled": True}}, config, 1, CPU)
 
 
 def test_a_schedule(entry: Callable[[Any, str, Any], None]) -> None:

@@ -18,6 +18,7 @@ from minimind.base.display import say
 from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, detect
 from minimind.config.deepspeed import Resolved, resolve
+from minimind.config.deepspeed.source import chosen_source
 from minimind.config.memory import ANY_GPU, Memory, estimate_memory
 from minimind.config.run import RunConfig, load_run_config
 
@@ -140,11 +141,12 @@ def _time_lines(run: RunConfig, resolved: Resolved, speed: float | None) -> list
 
 
 def run_plan(
-    deepspeed_config: Path,
+    deepspeed_config: Path | None,
     config: Path | None = None,
     overrides: Sequence[str] = (),
     device_memory: str | None = None,
     num_gpus: int = 1,
+    strict: bool = False,
 ) -> int:
     """Print the plan of a run. Returns 0 if it fits, 1 if not. Raises UserError for a wrong config."""
     from minimind.training.engine.measure import measure_state_bytes, measure_tokens_per_second
@@ -153,7 +155,8 @@ def run_plan(
     here = detect()
     # A size given by hand means another machine: a GPU that has every precision
     hardware = here if device_memory is None else Hardware("cuda", True, True, "device", parse_bytes(device_memory))
-    resolved = resolve(deepspeed_config, run, num_gpus, hardware, run.emulate_fp16)
+    source = chosen_source(deepspeed_config, run)
+    resolved = resolve(source, run, num_gpus, hardware, run.emulate_fp16, strict=strict)
     state_bytes = measure_state_bytes(resolved.optimizer, run.model)
     memory = estimate_memory(run, resolved, state_bytes=state_bytes, hardware=hardware)
     speed = measure_tokens_per_second(run, resolved, here) if device_memory is None and num_gpus == 1 else None

@@ -150,5 +150,8 @@ def table_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
     matrices.
     """
     body, rest = OPTIMIZERS[optimizer.type].state_bytes
+    if optimizer.type in ("SGD", "RMSprop"):
+        moments = (optimizer.type == "RMSprop") + bool(optimizer.params.get("momentum"))
+        return 4.0 * (moments + bool(optimizer.params.get("centered")))
     part = body_parameters(model) / model.num_parameters()
     return body * part + rest * (1 - part)

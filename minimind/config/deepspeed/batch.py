@@ -75,6 +75,8 @@ def _check_product(
     product = micro * accumulation * world
     if product == total:
         return BatchSizes(micro, accumulation, reason)
+    if total % (micro * accumulation) == 0:
+        return _other_ranks(draft, total, BatchSizes(micro, accumulation, reason), world)
     fitting = (
         f"; with train_batch_size {total} accumulation would be {total // (micro * world)}"
         if total % (micro * world) == 0
@@ -86,6 +88,20 @@ def _check_product(
         f"{product}: delete train_batch_size to train with {product}{fitting}",
     )
     return None
+
+
+def _other_ranks(draft: Draft, total: int, batch: BatchSizes, world: int) -> BatchSizes:
+    """A file for another number of ranks: what each rank does stays, and the rows of a step follow the ranks."""
+    ranks, rows = total // (batch.micro * batch.accumulation), batch.micro * batch.accumulation
+    draft.find(
+        "batch-other-ranks",
+        f"train_batch_size {total:,} = micro-batch {batch.micro} x accumulation {batch.accumulation} x {ranks} "
+        f"rank(s): the file was written for {ranks}; on {world} a step has {rows * world:,} rows",
+        f"for {total:,} rows on {world} rank(s) change gradient_accumulation_steps, or delete train_batch_size",
+        written_for=ranks,
+        ranks=world,
+    )
+    return batch
 
 
 def _divide(draft: Draft, total: int, known: int, world: int, known_name: str, name: str) -> BatchSizes | None:

@@ -269,7 +269,7 @@ TOP_LEVEL: dict[str, ValueKind] = {
     "weight_quantization": "any",
 }
 
-_GONE = "DeepSpeed removed it (github.com/deepspeedai/DeepSpeed/issues/8489) and refuses the block even when it is off"
+# Refused by DeepSpeed even when they are off; obsolete.py says which leftovers are dropped
 REMOVED: dict[str, str] = {
     "amp": "Apex AMP: use the fp16 or bf16 section",
     "elasticity": "elastic training: set the batch sizes directly",
@@ -288,11 +288,6 @@ REMOVED_ZERO: dict[str, str] = {
     "mics_hierarchical_params_gather": "MiCS sharding of stage 3",
     "zeropp_loco_param": "LoCo-ZeRO++",
 }
-
-
-def removed_message(key: str, what: str) -> str:
-    """Why a removed block is refused; ``what`` says what it was."""
-    return f'"{key}" ({what}): {_GONE}: delete it'
 
 
 SCHEDULERS: dict[str, dict[str, ValueKind]] = {

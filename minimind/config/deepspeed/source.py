@@ -11,12 +11,13 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from minimind.base.errors import UserError
 from minimind.base.shipped import CONFIG_DIRECTORY, from_here
+from minimind.config.run import RunConfig
 
 Path_ = tuple[str, ...]
 
@@ -91,10 +92,32 @@ def _duplicates(lines: Mapping[Path_, list[int]], name: str) -> list[str]:
     ]
 
 
-def read_source(config: str | Path | Mapping[str, Any]) -> JsonSource:
-    """Parse a path or take a dict (copied). Raises UserError with file:line:column for a syntax error, a
+def chosen_source(
+    option: str | Path | Mapping[str, Any] | JsonSource | None, run: RunConfig
+) -> str | Path | JsonSource:
+    """The config that holds: the command line's ``option``, else the YAML's ``deepspeed``, a path or a section.
+
+    Raises UserError if there is none.
+    """
+    if option is not None:
+        return option if isinstance(option, (str, Path)) else read_source(option)
+    if run.deepspeed is None:
+        raise UserError(
+            "no DeepSpeed config: pass --deepspeed_config a file of ds_configs/, or write `deepspeed:` in "
+            "the YAML, a path or the JSON's sections"
+        )
+    if isinstance(run.deepspeed, Path):
+        return run.deepspeed
+    name, lines = run.json_lines()
+    return JsonSource(copy.deepcopy(run.deepspeed), name, lines)
+
+
+def read_source(config: str | Path | Mapping[str, Any] | JsonSource) -> JsonSource:
+    """Parse a path or take a dict or JsonSource (copied). Raises UserError with file:line:column for a syntax error, a
     missing file, a duplicate key or a top level that is not an object.
     """
+    if isinstance(config, JsonSource):
+        return replace(config, values=copy.deepcopy(config.values))
     if isinstance(config, Mapping):
         return JsonSource(copy.deepcopy(dict(config)), "the DeepSpeed config")
     path = Path(config)

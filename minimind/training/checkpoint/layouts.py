@@ -195,8 +195,9 @@ def _is_moment(value: Any) -> bool:
 def _refuse_quantized(directory: Path, layout: Layout, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if key != "step" and not (_is_moment(value) and value.dtype == torch.float32):
+            why = "NAdam keeps a number for each slice" if key == "mu_product" else "AdamW8bit's state is quantized"
             raise UserError(
-                f"{directory.parent}: AdamW8bit's state is quantized in blocks of the layout that wrote it ({layout}) "
+                f"{directory.parent}: {why} in blocks of the layout that wrote it ({layout}) "
                 "and can't be cut anew; resume with that layout, or start a new run"
             )
 
@@ -221,7 +222,11 @@ def fill(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[Block]], st
 
 
 def _step(optimizer: torch.optim.Optimizer, step: int, device: torch.device) -> int | torch.Tensor:
-    """The count in the form that the optimizer keeps: torch's fused Adam on the device, the others as an int."""
+    """The count in the form that the optimizer keeps: torch's fused Adam on the device, its others on the CPU, ours
+    as an int.
+    """
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         return torch.tensor(float(step), device=device)
+    if type(optimizer).__module__.startswith("torch.optim"):
+        return torch.tensor(float(step))
     return step

@@ -346,7 +346,8 @@ def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimiz
     if resolved.offload and spec.type.lower() in ("adam", "adamw"):
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        params = {name: spec.params[name] for name in ("lr", "betas", "eps") if name in spec.params}
+        names = ("lr", "betas", "eps", "bias_correction")
+        params = {name: spec.params[name] for name in names if name in spec.params}
         groups = parameter_groups(model, spec.type, spec.params)
         cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=spec.type.lower() == "adamw", **params)
         cpu_adam.register_step_pre_hook(_forget_bias_corrections)

@@ -1,7 +1,8 @@
 """Optimizers by the name in the DeepSpeed JSON (config/deepspeed/optimizers.py), with decay and no-decay groups.
 
-No option needs nvcc: AdamW is PyTorch's fused one (CPU and GPU), Lion and Muon are plain PyTorch, AdamW8bit is
-bitsandbytes. DeepSpeedCPUAdam, which must be compiled, is chosen by engine.py only for CPU offload.
+No option needs nvcc: AdamW is PyTorch's fused one (CPU and GPU), Lion, Muon, Adagrad and Adam without bias correction
+are plain PyTorch, SGD and other element-wise ones are PyTorch's own, AdamW8bit is bitsandbytes. DeepSpeedCPUAdam, which
+must be compiled, is chosen by engine.py only for CPU offload.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from minimind.base.errors import UserError
 from minimind.base.hardware import detect
 from minimind.config.deepspeed.optimizers import OPTIMIZERS
 from minimind.training.engine.muon import Muon
+from minimind.training.engine.plain_optimizers import Adagrad, UncorrectedAdam
 
 Builder = Callable[[list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]
 
@@ -73,11 +75,15 @@ class Lion(torch.optim.Optimizer):
 
 
 def adamw(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+    if params.get("bias_correction") is False:
+        return UncorrectedAdam(groups, **_pick(params, "lr", "betas", "eps"))
     return torch.optim.AdamW(groups, fused=True, **_pick(params, "lr", "betas", "eps"))
 
 
 def adam(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
     """Weight decay as an L2 term of the gradient (``"adam_w_mode": false``)."""
+    if params.get("bias_correction") is False:
+        return UncorrectedAdam(groups, decoupled=False, **_pick(params, "lr", "betas", "eps"))
     return torch.optim.Adam(groups, fused=True, **_pick(params, "lr", "betas", "eps"))
 
 
@@ -101,11 +107,31 @@ def muon(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Op
     return Muon(groups, compute_dtype=dtype, **_pick(params, "lr", "betas", "eps", "momentum"))
 
 
+def _by_its_own_names(
+    kind: type[torch.optim.Optimizer],
+) -> Callable[[list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]:
+    """An optimizer that takes the JSON's parameters as they are; the groups have the weight decay."""
+
+    def build(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+        return kind(groups, **_pick(params, *(name for name in params if name != "weight_decay")))
+
+    return build
+
+
 def _pick(params: dict[str, Any], *names: str) -> dict[str, Any]:
     values = {name: params[name] for name in names if name in params}
     if "betas" in values:
         values["betas"] = tuple(values["betas"])
     return values
+
+
+adagrad = _by_its_own_names(Adagrad)
+sgd = _by_its_own_names(torch.optim.SGD)
+rmsprop = _by_its_own_names(torch.optim.RMSprop)
+adadelta = _by_its_own_names(torch.optim.Adadelta)
+adamax = _by_its_own_names(torch.optim.Adamax)
+nadam = _by_its_own_names(torch.optim.NAdam)
+radam = _by_its_own_names(torch.optim.RAdam)
 
 
 def build_optimizer(model: nn.Module, optimizer_type: str, params: dict[str, Any]) -> torch.optim.Optimizer:

@@ -24,6 +24,7 @@ from minimind.base.files import subdirectory
 from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware, detect
 from minimind.config.deepspeed import Resolved, resolve
+from minimind.config.deepspeed.source import chosen_source
 from minimind.config.run import RunConfig, load_run_config
 from minimind.data.records.conversations import Kind
 from minimind.model.transformer import Transformer
@@ -223,13 +224,14 @@ def train_with_recovery(run: Run, builder: Builder) -> tuple[Run, str]:
 def resolve_json(kind: Kind, arguments: argparse.Namespace, config: RunConfig, hardware: Hardware) -> Resolved:
     """The DeepSpeed JSON, checked and filled for this run; the launcher says how many ranks there are."""
     return resolve(
-        arguments.deepspeed_config,
+        chosen_source(arguments.deepspeed_config, config),
         config,
         int(os.environ.get("WORLD_SIZE", "1")),
         hardware,
         emulate_fp16=config.emulate_fp16,
         num_parameters=config.model.num_parameters(),
         kind=kind,
+        strict=arguments.strict,
     )
 
 
@@ -272,17 +274,34 @@ def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Cal
     """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if kind == "pretrain":
+        if config.model_name_or_path is not None:
+            place = config.place("model_name_or_path")
+            raise UserError(f"{place}: model_name_or_path: pretraining starts from new weights; use launch/sft.py")
         return config, lambda: new_model(config)
     from minimind.inference.generation import load_model
 
-    if arguments.model.resolve() == config.output_dir.resolve():
+    start = first_weights(arguments.model, config)
+    if start.resolve() == config.output_dir.resolve():
         raise UserError(f"{config.output_dir}: is the model to start from; give another --output-dir")
-    model, tokenizer = load_model(arguments.model, "cpu")
+    model, tokenizer = load_model(start, "cpu")
     if "model" in config.explicit and config.model != model.config:
-        raise UserError(f"the model settings differ from those of {arguments.model}; leave `model` out for SFT")
+        raise UserError(f"the model settings differ from those of {start}; leave `model` out for SFT")
     path = config.tokenizer or tokenizer.path
     config = config.model_copy(update={"model": model.config, "tokenizer": path})
-    return config, lambda: load_model(arguments.model, "cpu")[0]
+    return config, lambda: load_model(start, "cpu")[0]
+
+
+def first_weights(option: Path | None, config: RunConfig) -> Path:
+    """What fine-tuning starts from: ``--model``, else the YAML's ``model_name_or_path``, a local directory."""
+    if option is not None:
+        return option
+    path = config.model_name_or_path
+    if path is None:
+        raise UserError("no model to start from: pass --model, or set model_name_or_path in the YAML")
+    if not path.exists():
+        place = config.place("model_name_or_path")
+        raise UserError(f"{place}: model_name_or_path {path}: no such directory; download the model, and name its path")
+    return path
 
 
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:

@@ -58,7 +58,7 @@ def summarize(
         precision=resolved.precision,
         zero_stage=resolved.stage,
         offload=resolved.offload,
-        deepspeed_config=str(arguments.deepspeed_config),
+        deepspeed_config=resolved.source,
         optimizer=_optimizer_line(resolved),
         schedule=_schedule_line(plan, resolved),
         gradient_clipping=resolved.gradient_clipping,
@@ -77,7 +77,7 @@ def summarize(
         data=_files(config.train_paths) or "the built-in corpus: no --train-file was given",
         held_out=_held_out(config, data),
         resume_command=resume_command(command),
-        tune_command=tune_command(command, config, resolved.precision, arguments.deepspeed_config),
+        tune_command=tune_command(command, config, resolved.precision, Path(resolved.source)),
         eval_steps=plan.eval_steps,
         evaluation_cost=_evaluation_cost(config, batches, data),
     )

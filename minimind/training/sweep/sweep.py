@@ -26,7 +26,7 @@ from minimind.base.display import console
 from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, detect
 from minimind.config.deepspeed import Resolved, resolve
-from minimind.config.deepspeed.source import read_source
+from minimind.config.deepspeed.source import JsonSource, chosen_source, read_source
 from minimind.config.run import RunConfig, load_run_config
 from minimind.data.store.batches import Batches, prefetch
 from minimind.training.engine.engine import start_processes
@@ -117,8 +117,9 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     output = config.output_dir if "output_dir" in config.explicit else DEFAULT_OUTPUT
     config = config.model_copy(update={"output_dir": output, "eval_file": []})  # nothing is evaluated here
     hardware = detect()
-    base = _resolve(arguments.deepspeed_config, config, hardware)  # the file itself: errors name its lines
-    values = read_source(arguments.deepspeed_config).values
+    source = chosen_source(arguments.deepspeed_config, config)
+    base = _resolve(source, config, hardware, arguments.strict)  # the file itself: errors name its lines
+    values = read_source(source).values
     remarks = require(base, config, hardware)
     start_processes(config.emulate_fp16)
     control = Control()
@@ -147,7 +148,9 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     return bench
 
 
-def _resolve(source: Path | Mapping[str, Any], config: RunConfig, hardware: Hardware) -> Resolved:
+def _resolve(
+    source: str | Path | Mapping[str, Any] | JsonSource, config: RunConfig, hardware: Hardware, strict: bool = False
+) -> Resolved:
     return resolve(
         source,
         config,
@@ -155,6 +158,7 @@ def _resolve(source: Path | Mapping[str, Any], config: RunConfig, hardware: Hard
         hardware,
         emulate_fp16=config.emulate_fp16,
         num_parameters=config.model.num_parameters(),
+        strict=strict,
     )
 
 

@@ -247,7 +247,7 @@ def test_reasoning_is_left_out_and_counted_when_dropped() -> None:
 
 
 def test_an_input_beside_a_text_is_no_question() -> None:
-    assert detect({"text": "q", "input": "", "output": "a"}, None, Fields()) == "text"
+    assert detect_format({"text": "q", "input": "", "output": "a"}, None, Fields()) == "text"
 
 
 def test_a_bad_record_says_what_it_was_meant_for() -> None:

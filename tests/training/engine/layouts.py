@@ -64,6 +64,12 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "optimizer.params.momentum": (0.8,),
     "optimizer.params.muon_lr": (2 * LR,),
     "optimizer.params.adam_lr": (LR / 2,),
+    "optimizer.params.dampening": (0.3,),
+    "optimizer.params.lr_decay": (0.5,),
+    "optimizer.params.initial_accumulator_value": (0.01,),
+    "optimizer.params.alpha": (0.9,),
+    "optimizer.params.rho": (0.8,),
+    "optimizer.params.momentum_decay": (0.1,),
 }
 
 _STAGE_3 = "has an effect at stage 3 only"
@@ -178,7 +184,6 @@ INERT: dict[str, str] = {
             for name in (
                 "torch_adam",
                 "adam_w_mode",
-                "bias_correction",
                 "amsgrad",
                 "fused",
                 "foreach",
@@ -229,6 +234,7 @@ INERT: dict[str, str] = {
 
 # Settings that say what holds anyway change no layout
 _DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys((f"optimizer.params.{name}" for name in ("nesterov", "centered", "decoupled_weight_decay")), False),
     "prescale_gradients": False,
     "gradient_predivide_factor": 1.0,
     "gradient_allreduce_op": "mean",
@@ -395,6 +401,10 @@ def is_tried(path: str, layout: Layout) -> bool:
     return layout.optimizer == one and (layout.accumulation == usual or path in OF_REDUCTION)
 
 
+_MOMENTUM = at("optimizer.params.momentum", 0.8)
+_BESIDE = {"optimizer.params.nesterov": _MOMENTUM, "optimizer.params.dampening": _MOMENTUM}  # what a switch needs
+
+
 def switched(base: Mapping[Layout, Json]) -> dict[Layout, Json]:
     """Each setting alone on each base on which it is tried."""
     found: dict[Layout, Json] = {}
@@ -402,7 +412,8 @@ def switched(base: Mapping[Layout, Json]) -> dict[Layout, Json]:
         for path, value in settings():
             if not is_tried(path, layout):
                 continue
-            changed = merge(copy.deepcopy(config), at(path, value))
+            changed = merge(copy.deepcopy(config), {**at(path, value), **_BESIDE.get(path, {})})
+            merge(changed, at(path, value))
             resolved = accepted(changed)
             if resolved is not None:
                 found.setdefault(Layout.of(resolved), changed)

@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -45,10 +46,11 @@ from tests.training.engine.layouts import (
 from tests.training.engine.plain import Run
 
 # Relative to the update's length: where gradients are summed in fp32, and where in half (its rounding is the layout's)
-EXACT = {"AdamW": 1e-3, "Adam": 1e-3, "AdamW8bit": 0.05, "Lion": 0.05, "Muon": 0.15}
-ROUGH = {"AdamW": 0.02, "Adam": 0.02, "AdamW8bit": 0.05, "Lion": 0.8, "Muon": 0.6}
+TORCHS = ("SGD", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam")  # as torch has them
+EXACT = dict.fromkeys(TORCHS, 1e-3) | {"AdamW": 1e-3, "Adam": 1e-3, "AdamW8bit": 0.05, "Lion": 0.05, "Muon": 0.15}
+ROUGH = dict.fromkeys(TORCHS, 0.03) | {"AdamW": 0.02, "Adam": 0.02, "AdamW8bit": 0.05, "Lion": 0.8, "Muon": 0.6}
 # Lion's signs and Muon's small singular values turn on a rounding; the update's length hardly does
-LENGTH = {"AdamW": 0.02, "Adam": 0.02, "AdamW8bit": 0.02, "Lion": 0.02, "Muon": 0.15}
+LENGTH = dict.fromkeys(TORCHS, 0.02) | {"AdamW": 0.02, "Adam": 0.02, "AdamW8bit": 0.02, "Lion": 0.02, "Muon": 0.15}
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,15 @@ class Difference:
 def runs(layout: Layout, world: int) -> Iterator[Run]:
     """How a layout is tried: clipping and accumulation in every combination; on two ranks in half of them, AdamW in
     one half and Adam in the other. With switches once, with everything that an update can have."""
-    chosen = {name.split(".")[-1]: float(value) for name, value in layout.switches if "params" in name}
+    params = {name.split(".")[-1]: value for name, value in layout.switches if "params" in name}
+    own = {name: float(params.pop(name)) for name in ("momentum", "muon_lr", "adam_lr") if name in params}
+    others = tuple(
+        (name, value == "True" if value in ("True", "False") else float(value)) for name, value in params.items()
+    )
+    chosen: dict[str, Any] = {**own, "others": others}
     for clips, accumulation in ((True, 3), (False, 3), (True, 1), (False, 1)):
         run = Run(layout.optimizer, layout.precision, clips, accumulation, world, **chosen)
-        if layout.switches:
+        if layout.switches or (layout.optimizer in TORCHS and world == 1):  # one line of torch's each
             yield replace(run, accumulation=2, steps=2)
             return
         if world == 1 or (clips == (accumulation == 3)) == (layout.optimizer in ("AdamW", "Lion")):
@@ -173,7 +180,7 @@ def wrong(differences: Sequence[Difference]) -> str:
 def test_one_rank_applies_plain_pytorchs_update(precision: str) -> None:
     chosen = [(layout, config) for layout, config in bases().items() if layout.precision == precision]
     found = try_out_all(chosen, 1)
-    assert len(found) == 4 * len(chosen) and len(chosen) > 15
+    assert len(found) == sum(1 if layout.optimizer in TORCHS else 4 for layout, _ in chosen) and len(chosen) > 30
     assert not wrong(found)
 
 
