@@ -13,7 +13,11 @@ COVERED_BY = {
     "benchmarks/test_gpu.py": "base/peaks",
     "commands/test_plan.py": "config/memory",
     "commands/test_report.py": "base/charts",
-    "config/test_deepspeed.py": "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/precision config/deepspeed/refusals config/deepspeed/resolve config/deepspeed/scheduler config/deepspeed/schema config/deepspeed/source config/deepspeed/zero",
+    "config/test_deepspeed.py": (
+        "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/lint "
+        "config/deepspeed/optimizer config/deepspeed/precision config/deepspeed/refusals config/deepspeed/resolve "
+        "config/deepspeed/scheduler config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
+    ),
     "config/test_run.py": "config/model config/places",
     "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",

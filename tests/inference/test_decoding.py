@@ -16,9 +16,9 @@ from minimind.inference.decoding import (
     Norm,
     Packed,
     decode_step,
+    fastest_product,
     half_exponent,
     laid_out,
-    fastest_product,
 )
 from minimind.inference.generation import generate
 from minimind.model.transformer import KVCache, ModelConfig, RMSNorm, Transformer
