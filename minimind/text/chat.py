@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
-from minimind.text.tokenizer import IM_END, IM_START, Tokenizer
+from minimind.text.tokenizer import Tokenizer
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -27,7 +27,7 @@ JINJA = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""The template as Hugging Face's ``chat_template``; its output equals bos + `as_text` (tested)."""
+"""The template as Hugging Face's ``chat_template``; tests spell it out and compare."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,6 @@ class Fitted:
 def is_answer(turn: Turn) -> bool:
     """Whether the turn's content is what the model learns to say."""
     return turn.role == "assistant" and turn.trained
-
-
-def as_text(turns: Iterable[Turn], generation_prompt: bool = False) -> str:
-    """The string that the template spells, without bos. For display; `render` never goes through it."""
-    text = "".join(f"{IM_START}{turn.role}\n{turn.content}{IM_END}\n" for turn in turns)
-    return text + f"{IM_START}assistant\n" if generation_prompt else text
 
 
 def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
