@@ -257,8 +257,9 @@ def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
     from minimind.interop.huggingface import save_pretrained
 
     final = config.output_dir / FINAL
+    weights = engine.weights()
     if engine.rank == 0:
         subdirectory(config.output_dir, final.name)
-        save_pretrained(engine.weights(), config.model, data.tokenizer, final)
+        save_pretrained(weights, config.model, data.tokenizer, final)
     engine.barrier()
     return final

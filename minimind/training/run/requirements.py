@@ -47,7 +47,7 @@ def lacks(resolved: Resolved, run: RunConfig, hardware: Hardware) -> list[Lack]:
     """All that would end this run after its data are ready."""
     checks: tuple[Callable[[Resolved], Iterator[Lack]], ...] = (_compiled, _optimizer, _monitors)
     found = [lack for check in checks for lack in check(resolved)]
-    return [*found, *_attention(resolved, run, hardware), *_compile(run, hardware)]
+    return [*found, *_attention(resolved, run, hardware), *_compile(resolved, run, hardware)]
 
 
 def compiler_problem() -> tuple[str, str] | None:
@@ -124,8 +124,11 @@ def _attention(resolved: Resolved, run: RunConfig, hardware: Hardware) -> Iterat
         yield Lack(what, reason, advice)
 
 
-def _compile(run: RunConfig, hardware: Hardware) -> Iterator[Lack]:
-    """torch.compile on a CPU writes C++."""
+def _compile(resolved: Resolved, run: RunConfig, hardware: Hardware) -> Iterator[Lack]:
+    """torch.compile on a CPU writes C++; at ZeRO stage 3 it fails."""
+    if run.compile == "on" and resolved.stage == 3:
+        reason = "on fails at ZeRO stage 3: the compiler sees the parameters before they are gathered, with size 0"
+        yield Lack("compile", reason, "set compile: off, or use ZeRO stage 2")
     compiler = os.environ.get("CXX", "g++")
     if run.compile == "on" and hardware.device_type == "cpu" and shutil.which(compiler) is None:
         reason = f"on needs a C++ compiler and there is none ({compiler})"

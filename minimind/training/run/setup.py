@@ -228,7 +228,8 @@ def build_engine(
     check_backend(config.attention_backend, engine.device, model.output_weight.dtype, config.model.head_dim)
     positions = total_steps * resolved.micro_batch_size * resolved.accumulation * config.max_seq_length
     flops = positions * model.flops_per_token(config.max_seq_length)
-    automatic = config.compile == "auto" and pays(detect(), resolved.precision, flops)
+    possible = resolved.stage != 3  # DeepSpeed hands the compiler parameters of size 0; requirements.py refuses "on"
+    automatic = possible and config.compile == "auto" and pays(detect(), resolved.precision, flops)
     if config.compile == "on" or automatic:
         engine.compile()
     return engine
