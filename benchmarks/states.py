@@ -94,7 +94,7 @@ def held(name: str, ranks: int, preset: str) -> tuple[float, float]:
 def _rows(vocabulary: int) -> Batch:
     ids = torch.randint(vocabulary, (1, 16))
     positions, documents = torch.arange(16)[None], torch.zeros_like(ids)
-    return Batch(ids, ids, positions, documents, (0,))
+    return Batch(ids, ids, positions, documents, (0,), 16)
 
 
 def storages() -> dict[int, Any]:
@@ -102,7 +102,7 @@ def storages() -> dict[int, Any]:
     gc.collect()
     found: dict[int, Any] = {}
     for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor) and thing.device.type != "meta":
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type != "meta":
             for tensor in (thing, thing.grad if thing.is_leaf else None):
                 if tensor is not None and (storage := tensor.untyped_storage()).data_ptr():
                     found[storage.data_ptr()] = storage

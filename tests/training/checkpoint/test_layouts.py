@@ -106,8 +106,8 @@ def test_a_run_moves_through_every_layout_and_loses_nothing(
         engine = Engine(tiny_model(seed=step + 1 if step else 0), layout(name, optimizer), factor)
         if before is not None:
             assert engine.load(tmp_path / str(step - 1)) == {"step": step}
-            engine.save(tmp_path / "again", {})
-            same(before, read(engine, tmp_path / "again"))
+            engine.save(tmp_path / f"again {step}", {})
+            same(before, read(engine, tmp_path / f"again {step}"))
             for key, value in engine.weights().items():
                 assert torch.equal(value, before.masters[key].to(value.dtype)), key
             assert engine.ds.global_steps == step
@@ -206,10 +206,10 @@ def test_a_dynamic_loss_scale_goes_on_in_another_layout_and_a_fixed_one_is_the_c
         fixed = Engine(tiny_model(), layout(name, fp16={"enabled": True, "loss_scale": 1024}), factor)
         fixed.load(tmp_path)
         assert fixed.loss_scale == 1024.0 and not fixed.optimizer.dynamic_loss_scale
-        fixed.save(tmp_path / "fixed", {})
+        fixed.save(tmp_path / f"fixed {name}", {})
         for other in ("fp16 1", "fp16 2"):
             dynamic = Engine(tiny_model(), layout(other, fp16=scaling), factor)
-            dynamic.load(tmp_path / "fixed")
+            dynamic.load(tmp_path / f"fixed {name}")
             assert dynamic.loss_scale == 2.0**10 and dynamic.optimizer.dynamic_loss_scale
 
 
