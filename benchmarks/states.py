@@ -80,7 +80,7 @@ def held(name: str, ranks: int, preset: str) -> tuple[float, float]:
     engine = Engine(Transformer(run.model), resolved, lambda step: 1.0)
     most = 0
     for _ in range(2):
-        loss = engine.forward(_rows(run.model.vocab_size), last=True)
+        loss = engine.forward(rows(run.model.vocab_size), last=True)
         most = max(most, new_bytes(before))
         engine.backward(loss / 32)
         del loss
@@ -91,10 +91,11 @@ def held(name: str, ranks: int, preset: str) -> tuple[float, float]:
     return between / count, max(most, between) / count
 
 
-def _rows(vocabulary: int) -> Batch:
-    ids = torch.randint(vocabulary, (1, 16))
-    positions, documents = torch.arange(16)[None], torch.zeros_like(ids)
-    return Batch(ids, ids, positions, documents, (0,), 16)
+def rows(vocabulary: int, length: int = 16) -> Batch:
+    """One row of random tokens, each of which is a target too."""
+    ids = torch.randint(vocabulary, (1, length))
+    positions, documents = torch.arange(length)[None], torch.zeros_like(ids)
+    return Batch(ids, ids, positions, documents, (0,), length)
 
 
 def storages() -> dict[int, Any]:

@@ -37,6 +37,7 @@ PRIVATE: dict[str, tuple[str, ...] | None] = {
     f"{_ENGINE}.backward": None,  # wrapped for profiling: its signature does not show
     f"{_ENGINE}.set_gradient_accumulation_boundary": ("self", "is_boundary"),
     f"{_ENGINE}.step": ("self", "lr_kwargs"),
+    f"{_ENGINE}.clip_fp32_gradients": ("self",),
     f"{_ENGINE}.was_step_applied": ("self",),
     f"{_ENGINE}.get_global_grad_norm": ("self",),
     f"{_ENGINE}.buffered_allreduce_fallback": ("self", "grads", "elements_per_buffer"),

@@ -235,11 +235,11 @@ def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setu
     return 0
 
 
-def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[], Transformer]]:
+def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:
     """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if kind == "pretrain":
-        return config, lambda: setup.new_model(config)
+        return config, lambda resolved: setup.new_model(config, resolved)
     from minimind.inference.generation import load_model
 
     if arguments.model.resolve() == config.output_dir.resolve():
@@ -249,7 +249,7 @@ def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Cal
         raise UserError(f"the model settings differ from those of {arguments.model}; leave `model` out for SFT")
     path = config.tokenizer or tokenizer.path
     config = config.model_copy(update={"model": model.config, "tokenizer": path})
-    return config, lambda: load_model(arguments.model, "cpu")[0]
+    return config, lambda _: load_model(arguments.model, "cpu")[0]
 
 
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:

@@ -46,7 +46,7 @@ class Builder:
     config: RunConfig
     resolved: Resolved
     plan: setup.Plan
-    new_model: Callable[[], Transformer]
+    new_model: Callable[[Resolved], Transformer]
     describe: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
     command: OwnCommand
 
@@ -65,9 +65,8 @@ class Builder:
         def factor(applied: int) -> float:
             return self.plan.schedule.factor(applied) * rate_factor(applied, rollbacks)
 
-        engine = setup.build_engine(
-            self.new_model(), self.treated(rollbacks), factor, self.config, self.plan.total_steps
-        )
+        resolved = self.treated(rollbacks)
+        engine = setup.build_engine(self.new_model(resolved), resolved, factor, self.config, self.plan.total_steps)
         if checkpoint is None:
             return engine, Progress()
         return engine, Progress.from_state(engine.load(checkpoint.path)["progress"])

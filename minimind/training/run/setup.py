@@ -25,6 +25,7 @@ from minimind.data.store.store import TokenStore
 from minimind.model.attention import check_backend
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
+from minimind.training.engine import construction
 from minimind.training.engine.compilation import pays
 from minimind.training.engine.engine import Engine
 from minimind.training.engine.schedule import Schedule
@@ -212,9 +213,9 @@ def make_batches(data: Data, config: RunConfig, resolved: Resolved) -> Batches:
     )
 
 
-def new_model(config: RunConfig) -> Transformer:
-    """A transformer initialised from the seed."""
-    return Transformer(config.model, seed=config.seed)
+def new_model(config: RunConfig, resolved: Resolved) -> Transformer:
+    """A transformer initialised from the seed, for an engine of ``resolved``; all ranks call it."""
+    return construction.new_model(config.model, config.seed, resolved)
 
 
 def build_engine(

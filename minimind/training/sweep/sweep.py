@@ -208,9 +208,9 @@ def train_at(
 
     Ends early when ``over`` says so of the records so far, which are equal on all ranks, or when fp16 is exhausted.
     """
-    engine = setup.build_engine(
-        setup.new_model(bench.config), bench.resolved_at(rate), factor, bench.config, bench.steps
-    )
+    resolved = bench.resolved_at(rate)
+    model = setup.new_model(bench.config, resolved)
+    engine = setup.build_engine(model, resolved, factor, bench.config, bench.steps)
     records: list[StepMetrics] = []
     recorder = Recorder(records.append, engine.sum_over_ranks, bench.batches.steps_per_epoch)
     progress = Progress()

@@ -108,6 +108,9 @@ def test_forms_that_do_not_run_here_are_said_before_the_data(monkeypatch: pytest
     monkeypatch.setenv("CXX", "no-such-compiler")
     (line,) = lines(DS_CONFIGS / "fp32.json", "compile=on")
     assert line.startswith("compile: on needs a C++ compiler")
+    monkeypatch.delenv("CXX")
+    (line,) = lines(DS_CONFIGS / "bf16_zero3.json", "compile=on")
+    assert line.startswith("compile: on fails at ZeRO stage 3") and "stage 2" in line
 
 
 def test_pinned_memory_and_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
