@@ -1,4 +1,4 @@
-"""A large shape for three steps under ZeRO stage 3 with weights and optimizer in CPU memory: its peak beside the plan's.
+"""A large shape under ZeRO stage 3 with weights and optimizer in CPU memory: the peak of three steps beside the plan's.
 
     python benchmarks/large.py [--model 306m] [--json bf16_zero3_offload] [--length 64] [--steps 3]
 
@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,7 +53,8 @@ def train(preset: str, name: str, length: int, steps: int) -> None:
     batch = rows(run.model.vocab_size, length)
     for step in range(steps):
         result = train_step(engine, [batch])
-        print(f"step {step + 1}: loss {float(result.loss_sum) / result.tokens:.3f}, so far {peak.bytes() / 2**30:.2f} GiB", flush=True)
+        loss, far = float(result.loss_sum) / result.tokens, peak.bytes() / 2**30
+        print(f"step {step + 1}: loss {loss:.3f}, so far {far:.2f} GiB", flush=True)
     planned = plan.peak + plan.host
     print(
         f"{run.model.num_parameters():,} parameters, {name}, one row of {length}: peak {peak.bytes() / 2**30:.2f} GiB, "

@@ -2,8 +2,8 @@
 
     python benchmarks/states.py [--ranks 1,2,4] [--model 26m] [JSON ...]
 
-"between" is after an update: weights, masters, moments, and buffers that DeepSpeed keeps. "most" is the largest count at
-the end of each forward and backward pass and after the update. Counted are the storages of all tensors that came to be
+"between" is after an update: weights, masters, moments, and buffers that DeepSpeed keeps. "most" is the largest count
+at the end of each forward and backward pass and after the update. Counted are the storages of all tensors that came to be
 with the engine (Python's garbage collector finds them), on the CPU, so that device and offload are one sum. Not in it:
 activations that are gone by then, and what is gathered only inside a pass.
 """
@@ -19,8 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -30,6 +29,7 @@ from minimind.config.deepspeed import resolve
 from minimind.config.run import load_run_config
 from minimind.data.store.batches import Batch
 
+ROOT = Path(__file__).resolve().parents[1]
 JSONS = ("fp32", "bf16", "bf16_zero2", "bf16_zero3", "bf16_zero2_offload", "bf16_zero3_offload", "fp16_zero3_offload")
 
 

@@ -144,8 +144,7 @@ def whole_parameters(model: ModelConfig, threshold: int) -> int:
     layer = [hidden, hidden, hidden * queries, hidden * keys, hidden * keys, queries * hidden]
     layer += [hidden * model.intermediate_size] * 3
     outside = [hidden, *[model.vocab_size * hidden] * (1 if model.tie_word_embeddings else 2)]
-    kept = model.num_hidden_layers * sum(n for n in layer if n <= threshold) + sum(n for n in outside if n <= threshold)
-    return kept
+    return model.num_hidden_layers * sum(n for n in layer if n <= threshold) + sum(n for n in outside if n <= threshold)
 
 
 def _gathered_bytes(model: ModelConfig, zero: Mapping[str, Any], size: int) -> int:
@@ -162,8 +161,8 @@ def _gathered_bytes(model: ModelConfig, zero: Mapping[str, Any], size: int) -> i
 
 
 def checkpoint_bytes(run: RunConfig, resolved: Resolved) -> int:
-    """Bytes of one checkpoint, all ranks' files together: weights once (at stage 3 the masters are all), fp32 masters and
-    optimizer state."""
+    """Bytes of one checkpoint, all ranks' files together: weights once (at stage 3 there are only masters), fp32 masters
+    and optimizer state."""
     half = resolved.precision != "fp32"
     masters = 4.0 if half or resolved.stage > 0 else 0.0
     each = (2 if half else 4) * (resolved.stage != 3) + masters + table_state_bytes(resolved.optimizer, run.model)

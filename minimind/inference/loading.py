@@ -134,8 +134,8 @@ def _tokenizer(path: Path, source: Path) -> Tokenizer:
 
 
 def _checkpoint_file(path: Path) -> Path | None:
-    """DeepSpeed's file with the module's weights (at ZeRO stage 3 with their shapes), relative to a checkpoint's directory
-    (or in its tag's)."""
+    """DeepSpeed's file with the module's weights (at ZeRO stage 3 with their shapes), relative to a checkpoint's
+    directory (or in its tag's)."""
     if not path.is_dir():
         return None
     names = (MODEL_STATES, PARTITIONED_STATES)

@@ -97,7 +97,9 @@ def _read(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(known):
             saved: dict[str, Any] = torch.load(inside, map_location="cpu", weights_only=True, mmap=is_zipfile(inside))
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; the file of every rank is needed beside {PARTITIONED_STATES}") from error
+        raise UserError(
+            f"{path}: {error.strerror}; the file of every rank is needed beside {PARTITIONED_STATES}"
+        ) from error
     except Exception as error:  # a file that is no pickle fails in as many ways as there are bytes
         reason = str(error).strip().split("\n")[0][:160]
         raise UserError(f"{path}: can't be read as weights only ({reason})") from error

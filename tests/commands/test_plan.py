@@ -76,7 +76,17 @@ class Rows:
 
 @pytest.mark.parametrize(
     ("name", "stage"),
-    [("fp32", 0), ("fp32", 1), ("fp16", 1), ("fp16_zero2", 2), ("bf16", 1), ("bf16_zero2", 2), ("lion", 1), ("bf16_zero3", 3), ("bf16_zero3_offload", 3)],
+    [
+        ("fp32", 0),
+        ("fp32", 1),
+        ("fp16", 1),
+        ("fp16_zero2", 2),
+        ("bf16", 1),
+        ("bf16_zero2", 2),
+        ("lion", 1),
+        ("bf16_zero3", 3),
+        ("bf16_zero3_offload", 3),
+    ],
 )
 def test_memory_equals_what_a_real_engine_holds(name: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from minimind.training.engine.engine import Engine, start_processes

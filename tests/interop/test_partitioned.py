@@ -1,4 +1,4 @@
-"""Weights out of a stage-3 checkpoint's files, made by hand; those that DeepSpeed writes are in tests/test_launch.py."""
+"""Weights out of a stage-3 checkpoint's files, made by hand; DeepSpeed's own are in tests/test_launch.py."""
 
 from __future__ import annotations
 
@@ -93,4 +93,6 @@ def test_a_file_that_is_gone_foreign_or_evil_is_one_line(
     spoil(tmp_path, saved)
     with pytest.raises(UserError, match=words) as caught:
         read_weights(tmp_path, saved)
-    assert "\n" not in str(caught.value) and (PARTITIONED_STATES in str(caught.value) or "rank_1" in str(caught.value) or "rank_2" in str(caught.value))
+    assert "\n" not in str(caught.value) and (
+        PARTITIONED_STATES in str(caught.value) or "rank_1" in str(caught.value) or "rank_2" in str(caught.value)
+    )

@@ -29,12 +29,12 @@ def check_partitioned(draft: Draft, run: RunConfig, world_size: int) -> None:
         if draft.get(f"zero_optimization.{name}") is True:
             draft.problem(
                 f"zero_optimization.{name}",
-                f"true is not supported: {what}, by kernels that need CUDA, and this trainer has not proven it: delete it",
+                f"true is not supported: {what}, by kernels that need CUDA, and is not proven here: delete it",
             )
     if draft.get("zero_optimization.leaf_module"):
         draft.find(
             "section-unused",
-            "zero_optimization.leaf_module is dropped: it is for models that choose their modules as they run (experts)",
+            "zero_optimization.leaf_module is dropped: it is for models that choose modules as they run (experts)",
             "delete leaf_module",
         )
         draft.drop("zero_optimization.leaf_module")
@@ -63,5 +63,5 @@ def _check_secondary(draft: Draft, world_size: int) -> None:
     if isinstance(size, int) and (size < 1 or world_size % size):
         draft.problem(
             "zero_optimization.zero_hpz_partition_size",
-            f"{size} does not divide the {world_size} rank(s) of this run: use the number of GPUs of a node, or delete it",
+            f"{size} does not divide the {world_size} rank(s) of this run: use a node's number of GPUs, or delete it",
         )

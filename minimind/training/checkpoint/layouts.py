@@ -1,10 +1,11 @@
 """A checkpoint as whole fp32 tensors by parameter name, and those into another layout.
 
 DeepSpeed's files are cut as the run that wrote them was laid out: ZeRO flattens each parameter group into one vector
-and gives every rank a slice (at stage 3 it slices each parameter by itself), stage 0 keeps whole tensors, half precision keeps fp32 masters beside the weights. Loaded
-by DeepSpeed they fit the same number of ranks, wrapper and precision only. ``read_portable`` undoes the cut (as
-DeepSpeed's utils/zero_to_fp32.py does for the weights alone), ``fill`` cuts anew. Nothing is rounded on the way: the
-masters and moments are fp32 in every layout that this trainer accepts.
+and gives every rank a slice (at stage 3 it slices each parameter by itself), stage 0 keeps whole tensors, half
+precision keeps fp32 masters beside the weights. Loaded by DeepSpeed they fit the same number of ranks, wrapper and
+precision only. ``read_portable`` undoes the cut (as DeepSpeed's utils/zero_to_fp32.py does for the weights alone),
+``fill`` cuts anew. Nothing is rounded on the way: the masters and moments are fp32 in every layout that this trainer
+accepts.
 
 Torch only. The files pickle DeepSpeed's loss scaler, so reading them needs DeepSpeed installed, and trust in whoever
 wrote them. Weakness: every rank maps all ranks' files, which at this project's sizes is a few hundred megabytes.
@@ -23,7 +24,7 @@ from torch.nn.functional import pad
 
 from minimind.base.defaults import MODEL_STATES, PARTITIONED_STATES
 from minimind.base.errors import UserError
-from minimind.interop.partitioned import join, optimizer_files, part_size
+from minimind.interop.partitioned import join, optimizer_files
 from minimind.interop.partitioned import part as part_of
 
 SUB_GROUP_SIZE = 10**9  # DeepSpeed's default
@@ -138,8 +139,7 @@ class PortableState:
 
 
 def read_model_states(directory: Path) -> dict[str, Any]:
-    """The file that DeepSpeed writes for the first rank: weights (below stage 3), counters, ``ds_config``, client state.
-    """
+    """DeepSpeed's file of the first rank: weights (below stage 3), counters, ``ds_config``, client state."""
     partitioned = directory / PARTITIONED_STATES
     return _read(partitioned if partitioned.is_file() else directory / MODEL_STATES)
 

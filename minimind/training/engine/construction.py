@@ -1,8 +1,8 @@
 """A new model whose parameters are cut as they come to be (ZeRO stage 3): no rank ever holds all of it.
 
-``zero.Init`` cuts each module when it is built, before ``init_weights`` could fill it: the weights would be unset memory
-(NaN). So they are filled afterwards, one at a time, with the values that an uncut model of the seed has. At most one
-parameter is whole at once.
+``zero.Init`` cuts each module when it is built, before ``init_weights`` could fill it: the weights would be unset
+memory (NaN). So they are filled afterwards, one at a time, with the values that an uncut model of the seed has. At
+most one parameter is whole at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def new_model(config: ModelConfig, seed: int, resolved: Resolved) -> Transformer
 
 @torch.no_grad()
 def _fill(model: Transformer, shapes: Transformer, seed: int) -> None:
-    """The first rank draws the values and hands out their parts. ``shapes``: the same model, uncut and without memory."""
+    """The first rank draws the values and hands out their parts. ``shapes``: the same model, without memory."""
     values = shapes.initial_values(seed)
     for parameter in model.parameters():
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):

@@ -146,7 +146,10 @@ def use_todays_collectives() -> None:
     every parameter that is gathered. Call once the process group is there."""
     from deepspeed.comm import comm
 
-    for attribute, name in (("all_gather_function", "all_gather_single"), ("reduce_scatter_function", "reduce_scatter_single")):
+    for attribute, name in (
+        ("all_gather_function", "all_gather_single"),
+        ("reduce_scatter_function", "reduce_scatter_single"),
+    ):
         if hasattr(torch.distributed, name):
             setattr(comm.cdb, attribute, getattr(torch.distributed, name))
 

@@ -10,9 +10,10 @@ orthogonalises the matrices that its slice touches and keeps its own part. DeepS
 compiles kernels at first use (a minute of silence on a CPU) and takes fp16 or bf16 by what the accelerator says.
 
 Contract: the update equals ``torch.optim.Muon`` (same coefficients, Nesterov) on one process, and does not depend on
-the stage or the number of ranks. At stage 3, which cuts every matrix, all ranks iterate all matrices. In a slice on a GPU matrices of one shape are iterated together: 26M has 56 of
+the stage or the number of ranks. In a slice on a GPU matrices of one shape are iterated together: 26M has 56 of
 four shapes, and at this size a GPU waits for the launches of its kernels. Weakness: ranks repeat the work on the
-matrices that two slices share, and the gather moves every body gradient once more.
+matrices that two slices share, and at stage 3, which cuts every matrix, on all of them; the gather moves every body
+gradient once more.
 """
 
 from __future__ import annotations
@@ -132,7 +133,6 @@ class Muon(torch.optim.Optimizer):
                 first, last = max(offset, start), min(offset + size, end)
                 update[first - start : last - start] = matrix[first - offset : last - offset]
         return update
-
 
     def _cut_update(self, momentum: torch.Tensor, shapes: Sequence[Sequence[int]]) -> torch.Tensor:
         """The update for one rank's flat parts [n] of the matrices, of which one at a time is whole in memory."""

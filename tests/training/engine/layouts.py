@@ -297,9 +297,7 @@ class Layout:
             sorted(
                 (path, str(value))
                 for path, value in found.items()
-                if is_switch(path)
-                and value != _DEFAULTS.get(path)
-                and (resolved.stage == 3 or path not in OF_STAGE_3)
+                if is_switch(path) and value != _DEFAULTS.get(path) and (resolved.stage == 3 or path not in OF_STAGE_3)
             )
         )
         kind = resolved.optimizer.type

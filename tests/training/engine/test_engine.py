@@ -336,7 +336,9 @@ def test_offload_uses_deepspeeds_cpu_adam_and_agrees_with_torch() -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "muon.json", "bf16_zero3_offload.json"])
+@pytest.mark.parametrize(
+    "name", ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "muon.json", "bf16_zero3_offload.json"]
+)
 def test_resumed_engine_goes_on_bitwise(name: str, tmp_path: Path) -> None:
     def new() -> Engine:
         return Engine(tiny_model(), load(name), lambda step: 1.0 / (step + 1))
