@@ -3,9 +3,9 @@
     python benchmarks/states.py [--ranks 1,2,4] [--model 26m] [JSON ...]
 
 "between" is after an update: weights, masters, moments, and buffers that DeepSpeed keeps. "most" is the largest count
-at the end of each forward and backward pass and after the update. Counted are the storages of all tensors that came to be
-with the engine (Python's garbage collector finds them), on the CPU, so that device and offload are one sum. Not in it:
-activations that are gone by then, and what is gathered only inside a pass.
+at the end of each forward and backward pass and after the update. Counted are the storages of all tensors that came to
+be with the engine (Python's garbage collector finds them), on the CPU, so that device and offload are one sum. Not in
+it: activations that are gone by then, and what is gathered only inside a pass.
 """
 
 from __future__ import annotations

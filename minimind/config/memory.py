@@ -161,8 +161,8 @@ def _gathered_bytes(model: ModelConfig, zero: Mapping[str, Any], size: int) -> i
 
 
 def checkpoint_bytes(run: RunConfig, resolved: Resolved) -> int:
-    """Bytes of one checkpoint, all ranks' files together: weights once (at stage 3 there are only masters), fp32 masters
-    and optimizer state."""
+    """Bytes of one checkpoint, all ranks' files together: weights once (not at stage 3, where the masters do), fp32
+    masters and optimizer state."""
     half = resolved.precision != "fp32"
     masters = 4.0 if half or resolved.stage > 0 else 0.0
     each = (2 if half else 4) * (resolved.stage != 3) + masters + table_state_bytes(resolved.optimizer, run.model)

@@ -152,8 +152,8 @@ class Transformer(nn.Module):
             parameter.copy_(values)
 
     def initial_values(self, seed: int) -> Iterator[Tensor]:
-        """What ``init_weights`` gives each parameter, in order: fp32 on the CPU, made one at a time from the shapes alone
-        (those of a model on the meta device will do)."""
+        """What ``init_weights`` gives each parameter, in order: fp32 on the CPU, made one at a time from the shapes
+        alone (those of a model on the meta device will do)."""
         generator = torch.Generator().manual_seed(seed)
         residual = 1.0 / math.sqrt(2 * self.config.num_hidden_layers)
         for name, parameter in self.named_parameters():

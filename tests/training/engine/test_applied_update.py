@@ -83,7 +83,7 @@ class Difference:
 
 def runs(layout: Layout, world: int) -> Iterator[Run]:
     """How a layout is tried: clipping and accumulation in every combination; on two ranks, and at stage 3, in
-    half of them, AdamW in one half and Adam in the other. With switches once, with everything that an update can have."""
+    half of them, AdamW in one half and Adam in the other. With switches once, with everything that an update has."""
     chosen = {name.split(".")[-1]: float(value) for name, value in layout.switches if "params" in name}
     for clips, accumulation in ((True, 3), (False, 3), (True, 1), (False, 1)):
         run = Run(layout.optimizer, layout.precision, clips, accumulation, world, **chosen)
