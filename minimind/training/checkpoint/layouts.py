@@ -8,7 +8,8 @@ precision only. ``read_portable`` undoes the cut (as DeepSpeed's utils/zero_to_f
 accepts.
 
 Torch only. The files pickle DeepSpeed's loss scaler, so reading them needs DeepSpeed installed, and trust in whoever
-wrote them. Weakness: every rank maps all ranks' files, which at this project's sizes is a few hundred megabytes.
+wrote them. Weakness: every rank maps all ranks' files, and reads them whole into another layout: a few hundred
+megabytes at 26M, 13 GB at 1.1B.
 """
 
 from __future__ import annotations

@@ -137,14 +137,20 @@ def _compile(resolved: Resolved, run: RunConfig, hardware: Hardware) -> Iterator
 
 def remarks(resolved: Resolved, hardware: Hardware) -> list[Finding]:
     """What the run can live with: buffers pinned for a GPU must fit the limit on locked memory (`ulimit -l`)."""
-    if not resolved.offload or hardware.device_type != "cuda" or sys.platform == "win32":
+    if not _pins(resolved) or hardware.device_type != "cuda" or sys.platform == "win32":
         return []
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    pinned = resolved.config["zero_optimization"]["offload_optimizer"].get("pin_memory", True)
-    if not pinned or soft == resource.RLIM_INFINITY or soft >= SMALL_LOCKED_MEMORY:
+    if soft == resource.RLIM_INFINITY or soft >= SMALL_LOCKED_MEMORY:
         return []
     message = f"ulimit -l is {soft / 2**20:.0f} MiB and offload pins its buffers"
     advice = 'raise it, or set "pin_memory": false'
     return [Finding("memlock", message, advice, values={"bytes": float(soft)})]
+
+
+def _pins(resolved: Resolved) -> bool:
+    """Whether an offload section keeps its buffers in pinned memory, as is DeepSpeed's default."""
+    zero = resolved.config.get("zero_optimization", {})
+    sections = [zero.get(name, {}) for name in ("offload_optimizer", "offload_param")]
+    return any(section.get("device") == "cpu" and section.get("pin_memory", True) for section in sections)

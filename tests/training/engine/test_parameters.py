@@ -141,7 +141,7 @@ def _the_growth_step_applies_the_whole_gradient() -> None:
 def _weights_are_whole_on_the_first_rank() -> None:
     from deepspeed.utils import safe_get_full_fp32_param
 
-    for zero in ({}, WHOLE, {**OFFLOAD, **PARAMETERS}):
+    for zero in ({}, WHOLE, {**OFFLOAD, **PARAMETERS}, {"zero_hpz_partition_size": 2}):
         engine = Engine(tiny_model(), settings("bf16", **zero), lambda step: 1.0)
         train_step(engine, rows_of(engine))
         truth = {n: safe_get_full_fp32_param(p).bfloat16() for n, p in engine.module.named_parameters()}
