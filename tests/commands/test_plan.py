@@ -201,7 +201,7 @@ def test_stage_3_splits_all_and_keeps_one_modules_weights_whole() -> None:
     module = 3 * model.hidden_size * model.intermediate_size + model.vocab_size * model.hidden_size
     assert 2 * module < eight.gathered == two.gathered < 0.3 * 2 * count
     whole = resolve({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}, run, 8, GPU)
-    assert estimate_memory(run, whole).gathered == 2 * count  # DeepSpeed's reuse distance of 1e9 keeps everything
+    assert estimate_memory(run, whole).gathered == 2 * 10**9  # by DeepSpeed's default as much as may live at once
     away = estimate_memory(run, resolve(CONFIGS / "bf16_zero3_offload.json", run, 8, GPU))
     assert (away.masters, away.optimizer, away.gradients, away.update_copy) == (0, 0, 0, 0)
     assert away.host == pytest.approx(22 * count / 8) and away.states < 0.05 * count
