@@ -13,6 +13,9 @@ What is corrected, each with a test in tests/training/engine/test_engine.py:
 - ``deepspeed_shm_comm`` is compiled at every CPU start (48 s) although gloo does the same work.
 - ZeRO-2 with offload and fp32 accumulation keeps the gradients of a skipped step (stage_1_and_2.py ``step`` drops
   ``averaged_gradients`` without offload only), so that one NaN skips every later step. Here they are dropped.
+- A step that is skipped at stage 3 leaves the parameters that stay whole cut (stage3.py ``step`` returns before
+  ``_post_step``); a resumed run then meets them in another order than it has recorded, and DeepSpeed raises "tracing
+  error". Here they are gathered (parameters.py).
 - The lock of a build that was killed makes every later build wait for ever. Here it is noticed and removed (builds.py).
 - DeepSpeedCPUAdam's bias corrections after a resume differ in the last bit from an uninterrupted run's.
 - ``backward`` divides by the accumulation steps of the config; the loss is divided in step.py only, and a window may
@@ -134,7 +137,7 @@ class Engine:
         self._bare = resolved.stage == 0  # in fp32: half precision runs at stage 1 or more
         if self._bare:  # it would read all gradients again for the norm that `_update_bare` has
             self.ds.clip_fp32_gradients = lambda: None
-        self._parameters = parameters_of(self.ds, resolved.stage)
+        self._parameters = parameters_of(self.ds, resolved.stage, resolved.offload)
         if self.world_size == 1:
             # DeepSpeed copies all gradients into one tensor, reduces it over one rank and copies them back: 3% of a
             # step of the 26M model on a CPU, for the same bits.
@@ -173,14 +176,9 @@ class Engine:
             return self._update_bare(lr)
         self.ds.step()
         exhausted, applied = self._apply_scale_update(), self.ds.was_step_applied()
-        if not applied and self.resolved.offload:
-            self._forget_gradients()
+        if not applied:
+            self._parameters.after_skip()
         return Update(applied, _unread(self.ds.get_global_grad_norm()), lr, scale, exhausted)
-
-    def _forget_gradients(self) -> None:
-        """Drop the skipped step's gradients; with offload DeepSpeed adds the next ones to them, and skips for ever."""
-        for group in self.optimizer.averaged_gradients:
-            self.optimizer.averaged_gradients[group] = None
 
     def _update_bare(self, lr: float) -> Update:
         """fp32 at stage 0: the raw optimizer, to which DeepSpeed gives neither a norm nor a finite check."""

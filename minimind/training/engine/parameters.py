@@ -25,20 +25,21 @@ class Parameters(Protocol):
     def blocks(self) -> list[list[Block]]: ...
     def masters(self) -> list[list[torch.Tensor]]: ...
     def follow(self, state: PortableState) -> None: ...
+    def after_skip(self) -> None: ...
     def broken(self, sum_over_ranks: Sum) -> list[str]: ...
     def weights(self) -> dict[str, torch.Tensor]: ...
 
 
-def parameters_of(ds: Any, stage: int) -> Parameters:
-    """By the ZeRO ``stage`` of the DeepSpeed engine ``ds``."""
-    return Partitioned(ds) if stage == 3 else Whole(ds, stage)
+def parameters_of(ds: Any, stage: int, offload: bool) -> Parameters:
+    """By the ZeRO ``stage`` of the DeepSpeed engine ``ds``. ``offload``: of the optimizer."""
+    return Partitioned(ds) if stage == 3 else Whole(ds, stage, offload)
 
 
 class Whole:
     """Stages 0 to 2: every rank has all weights; masters and moments are whole at stage 0, else slices."""
 
-    def __init__(self, ds: Any, stage: int) -> None:
-        self._ds, self._stage = ds, stage
+    def __init__(self, ds: Any, stage: int, offload: bool) -> None:
+        self._ds, self._stage, self._offload = ds, stage, offload
         for group, blocks in zip(ds.basic_optimizer.param_groups, self.blocks(), strict=True):
             if group.get("use_muon"):  # `round_robin_gradients` moves matrices, and `parameter_alignment` leaves gaps
                 group["shapes"] = [shape for block in blocks for shape in block.pieces()]
@@ -65,6 +66,12 @@ class Whole:
         """Make the weights the masters of ``state``, rounded."""
         for parameter, name in self._ds.param_names.items():
             parameter.copy_(state.masters[name])
+
+    def after_skip(self) -> None:
+        """Drop the skipped step's gradients: with offload DeepSpeed adds the next ones to them, and skips for ever."""
+        gradients = getattr(self._ds.optimizer, "averaged_gradients", {}) if self._offload else {}
+        for group in gradients:
+            gradients[group] = None
 
     @torch.no_grad()
     def broken(self, sum_over_ranks: Sum) -> list[str]:
@@ -111,6 +118,11 @@ class Partitioned:
         self._zero.checkpoint_event_prologue()
         for index in range(len(self._zero.fp16_groups)):
             self._zero._reassign_or_swap_out_partitioned_parameters(index)
+        self._zero.checkpoint_event_epilogue()
+
+    def after_skip(self) -> None:
+        """Make whole again what stays whole; all ranks call it. DeepSpeed leaves it cut. A module that then meets a
+        neighbour's weight cut, for the first time, takes it into its list, which the recorded order lacks."""
         self._zero.checkpoint_event_epilogue()
 
     @torch.no_grad()
