@@ -195,7 +195,7 @@ def test_two_ranks_apply_plain_pytorchs_update() -> None:
 
 
 def _is_long(layout: Layout) -> bool:
-    """Stage 3 sends much, and most of its switches are of speed: in every precision and with offload they take minutes."""
+    """Stage 3 sends much, and most of its switches are of speed: in all precisions and with offload that is minutes."""
     return layout.stage == 3 and bool(layout.switches) and (layout.precision != "fp32" or layout.offload)
 
 
