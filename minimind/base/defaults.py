@@ -51,6 +51,7 @@ CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
 RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"
 RECOVERY, POST_MORTEM, HANG = "recovery.json", "post_mortem.json", "hang"
 MODEL_STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's file with the module's weights, one for all ranks
+PARTITIONED_STATES = f"zero_pp_rank_0_{MODEL_STATES}"  # of ZeRO stage 3: shapes and counters, one for each rank
 
 
 def loss_chunk(device_type: str, vocab_size: int) -> int:

@@ -82,6 +82,9 @@ def largest_micro_batch(
 def _memory_lines(memory: Memory, resolved: Resolved, state_bytes: float, count: int) -> list[tuple[str, str]]:
     place = " (in CPU memory)" if resolved.offload else ""
     total = f"{_size(memory.weights)} weights"
+    if resolved.offload_param:
+        half = 4 if resolved.precision == "fp32" else 2
+        total = f"{_size(half * count / resolved.world_size)} weights (in CPU memory)"
     if memory.masters or resolved.offload:
         total += f" + {_size(4 * count / resolved.world_size)} fp32 masters{place}"
     optimizer = memory.optimizer or state_bytes * count / resolved.world_size
@@ -89,6 +92,7 @@ def _memory_lines(memory: Memory, resolved: Resolved, state_bytes: float, count:
         ("model states", f"{total} + {_size(optimizer)} {resolved.optimizer.type} states{place}"),
         ("optimizer state", f"{state_bytes:.2f} bytes a parameter (measured on one layer)"),
         ("gradients", f"{_size(memory.gradients)}, buckets {_size(memory.buckets)}"),
+        *([("gathered", f"{_size(memory.gathered)} weights at once (estimated)")] if resolved.stage == 3 else []),
         ("activations", f"{_size(memory.activations)} + {_size(memory.logits)} loss chunk (estimated)"),
         (
             "peak by rank",

@@ -13,6 +13,7 @@ approximated.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -149,15 +150,20 @@ class Transformer(nn.Module):
 
         Deterministic in ``seed``, the same on every device, and without touching the global random state.
         """
+        for parameter, values in zip(self.parameters(), self.initial_values(seed), strict=True):
+            parameter.copy_(values)
+
+    def initial_values(self, seed: int) -> Iterator[Tensor]:
+        """What ``init_weights`` gives each parameter, in order: fp32 on the CPU, made one at a time from the shapes
+        alone (those of a model on the meta device will do)."""
         generator = torch.Generator().manual_seed(seed)
         residual = 1.0 / math.sqrt(2 * self.config.num_hidden_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
-                parameter.fill_(1.0)
+                yield torch.ones(parameter.shape)
                 continue
             scale = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-            values = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(values * (self.config.initializer_range * scale))
+            yield torch.randn(parameter.shape, generator=generator) * (self.config.initializer_range * scale)
 
     @property
     def output_weight(self) -> Tensor:

@@ -234,8 +234,8 @@ def test_shipped_values_are_those_of_the_design() -> None:
     assert fp16["optimizer"] == {"type": "AdamW", "params": recipe}
     own = ("sft", "demo", "lion", "muon")
     same = [load(path.stem)["optimizer"] for path in SHIPPED if not path.stem.startswith(own)]
-    assert [optimizer["params"] for optimizer in same] == [recipe] * 9
-    assert sorted(optimizer["type"] for optimizer in same) == ["AdamW"] * 8 + ["AdamW8bit"]
+    assert [optimizer["params"] for optimizer in same] == [recipe] * 12
+    assert sorted(optimizer["type"] for optimizer in same) == ["AdamW"] * 11 + ["AdamW8bit"]
     assert load("fp16_fixed_scale")["fp16"]["loss_scale"] == 1024
     assert load("sft_fp16")["fp16"]["initial_scale_power"] == 15
     assert load("sft_fp16")["optimizer"]["params"]["lr"] == load("sft_bf16")["optimizer"]["params"]["lr"] == 1e-4
@@ -248,6 +248,9 @@ def test_shipped_values_are_those_of_the_design() -> None:
         "bf16_zero2",
         "fp16_zero2_offload",
         "bf16_zero2_offload",
+        "bf16_zero3",
+        "bf16_zero3_offload",
+        "fp16_zero3_offload",
         "fp16_fixed_scale",
         "sft_fp16",
         "sft_bf16",
@@ -362,14 +365,14 @@ def test_wrong_values(config: dict[str, Any], word: str) -> None:
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({"zero_optimization": {"stage": 3}}, "splits the parameters"),
+        ({"zero_optimization": {"stage": 4}}, "expected 0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 1, "stage3_max_reuse_distance": 1, "max_reuse_distance": 1}}, "keep one"),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, "nvme_path"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}}, "keeps the states in CPU"),
         (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}},
             "keeps the states in CPU",
         ),
-        ({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, "stage 1 or 2"),
+        ({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, "stage 1, 2 or 3"),
         ({"zero_optimization": {"stage": 1, "zenflow": {"topk_ratio": 0.1}}}, "late"),
         ({"torch_autocast": {"enabled": True, "dtype": "fp32"}}, 'expected "bfloat16" or "float16"'),
         ({"tensor_parallel": {"autotp_size": 2}}, "size 2"),

@@ -17,7 +17,8 @@ _REFUSED_SWITCHES = {
     "expert_parallel.enabled": "the model has no experts",
     "weight_quantization.enabled": "it is for inference",
     "zero_optimization.legacy_stage1": "DeepSpeed itself refuses it (removed in 0.5.9): delete it",
-    "zero_optimization.offload_optimizer.super_offload": "it exists only for ZeRO stage 3",
+    "zero_optimization.offload_optimizer.super_offload": "it exists only for ZeRO stage 3 on CUDA, where this trainer "
+    "has not proven it",
 }
 _REFUSED_OFF = {
     "managed_gradient_accumulation": "this trainer relies on DeepSpeed stepping once a window: delete it",

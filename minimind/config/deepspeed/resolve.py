@@ -66,6 +66,12 @@ class Resolved:
         """Rows (packed sequences) of one optimizer step, over all ranks."""
         return self.micro_batch_size * self.accumulation * self.world_size
 
+    @property
+    def offload_param(self) -> bool:
+        """Whether the weights live in CPU memory between their uses (stage 3)."""
+        zero = self.config.get("zero_optimization", {})
+        return bool(zero.get("offload_param", {}).get("device") == "cpu")
+
     def explain_batch(self, row_length: int) -> str:
         """``effective batch: 8 micro x 4 accumulation x 1 rank = 32 sequences of 512 = 16,384 tokens per
         step``.

@@ -23,9 +23,14 @@ from minimind.training.engine.plain_optimizers import Adagrad, UncorrectedAdam
 Builder = Callable[[list[dict[str, Any]], dict[str, Any]], torch.optim.Optimizer]
 
 
+def shape_of(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's shape, also where ZeRO stage 3 has cut it already (construction.py)."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
 def is_body_matrix(name: str, parameter: torch.Tensor) -> bool:
     """A 2-D weight inside a layer. The embedding is not, and with it the head that is tied to it."""
-    return parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+    return len(shape_of(parameter)) == 2 and "embed_tokens" not in name and "lm_head" not in name
 
 
 def parameter_groups(model: nn.Module, optimizer_type: str, params: dict[str, Any]) -> list[dict[str, Any]]:
@@ -40,7 +45,7 @@ def parameter_groups(model: nn.Module, optimizer_type: str, params: dict[str, An
     decay = params.get("weight_decay", 0.0)
     groups: list[dict[str, Any]] = [{"params": body, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
     if optimizer_type.lower() == "muon":
-        groups[0].update(lr=params.get("muon_lr", params["lr"]), use_muon=True, shapes=[tuple(p.shape) for p in body])
+        groups[0].update(lr=params.get("muon_lr", params["lr"]), use_muon=True, shapes=[shape_of(p) for p in body])
         groups[1].update(lr=params.get("adam_lr", params["lr"]), use_muon=False)
     return [group for group in groups if group["params"]]
 

@@ -270,14 +270,14 @@ def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setu
     return 0
 
 
-def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[], Transformer]]:
+def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:
     """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if kind == "pretrain":
         if config.model_name_or_path is not None:
             place = config.place("model_name_or_path")
             raise UserError(f"{place}: model_name_or_path: pretraining starts from new weights; use launch/sft.py")
-        return config, lambda: new_model(config)
+        return config, lambda resolved: new_model(config, resolved)
     from minimind.inference.generation import load_model
 
     start = first_weights(arguments.model, config)
@@ -288,7 +288,7 @@ def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Cal
         raise UserError(f"the model settings differ from those of {start}; leave `model` out for SFT")
     path = config.tokenizer or tokenizer.path
     config = config.model_copy(update={"model": model.config, "tokenizer": path})
-    return config, lambda: load_model(start, "cpu")[0]
+    return config, lambda _: load_model(start, "cpu")[0]
 
 
 def first_weights(option: Path | None, config: RunConfig) -> Path:
@@ -309,8 +309,9 @@ def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
     from minimind.interop.huggingface import save_pretrained
 
     final = config.output_dir / FINAL
+    weights = engine.weights()
     if engine.rank == 0:
         subdirectory(config.output_dir, final.name)
-        save_pretrained(engine.weights(), config.model, data.tokenizer, final)
+        save_pretrained(weights, config.model, data.tokenizer, final)
     engine.barrier()
     return final

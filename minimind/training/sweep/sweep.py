@@ -212,9 +212,9 @@ def train_at(
 
     Ends early when ``over`` says so of the records so far, which are equal on all ranks, or when fp16 is exhausted.
     """
-    engine = builder.build_engine(
-        builder.new_model(bench.config), bench.resolved_at(rate), factor, bench.config, bench.steps
-    )
+    resolved = bench.resolved_at(rate)
+    model = builder.new_model(bench.config, resolved)
+    engine = builder.build_engine(model, resolved, factor, bench.config, bench.steps)
     records: list[StepMetrics] = []
     recorder = Recorder(records.append, engine.sum_over_ranks, bench.batches.steps_per_epoch)
     progress = Progress()

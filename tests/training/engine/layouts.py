@@ -43,7 +43,11 @@ AXES: dict[str, dict[str, Json]] = {
         "bf16": {"bf16": {"enabled": True}},
         "fp16": {"fp16": {"enabled": True, "initial_scale_power": SCALE_POWER}},
     },
-    "stage": {str(stage): {"zero_optimization": {"stage": stage}} for stage in range(4)},
+    "stage": {
+        **{str(stage): {"zero_optimization": {"stage": stage}} for stage in range(3)},
+        # nothing whole between its uses; by default every parameter of a small model is kept whole (a switch, below)
+        "3": {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}},
+    },
     "offload": {
         device: {"zero_optimization": {"offload_optimizer": {"device": device}}}
         for device in OFFLOAD_OPTIMIZER["device"]
@@ -60,6 +64,8 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "fp16.loss_scale": (2.0**SCALE_POWER,),
     "zero_optimization.reduce_bucket_size": (3000,),  # several buckets, and parameters larger than one
     "zero_optimization.allgather_bucket_size": (3000,),
+    "zero_optimization.stage3_param_persistence_threshold": (100_000,),
+    "zero_optimization.sub_group_size": (3000,),  # several flat tensors for a group of parameters
     "data_types.keep_in_fp32_modules": (["norm"],),
     "optimizer.params.momentum": (0.8,),
     "optimizer.params.muon_lr": (2 * LR,),
@@ -72,7 +78,13 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "optimizer.params.momentum_decay": (0.1,),
 }
 
-_STAGE_3 = "has an effect at stage 3 only"
+# Switches below which nothing is emitted or changed
+OF_STAGE_3 = {
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.sub_group_size",
+    "zero_optimization.offload_param.device",
+}
+_STAGE_3 = "has an effect at stage 3 only, and there only on speed and memory"
 _WATCHES = "watches or logs"
 _DISK = "of a disk, which is refused"
 # Each reason is believed by nobody: test_applied_update.py sets all of these keys at once, and nothing may change
@@ -98,7 +110,8 @@ INERT: dict[str, str] = {
         (
             f"zero_optimization.{name}"
             for name in TOP_LEVEL["zero_optimization"]
-            if name.startswith("stage3_") or f"stage3_{name}" in TOP_LEVEL["zero_optimization"]
+            if (name.startswith("stage3_") or f"stage3_{name}" in TOP_LEVEL["zero_optimization"])
+            and f"zero_optimization.{name}" not in OF_STAGE_3
         ),
         _STAGE_3,
     ),
@@ -106,14 +119,13 @@ INERT: dict[str, str] = {
         (
             f"zero_optimization.{name}"
             for name in (
-                "sub_group_size",
                 "zero_hpz_partition_size",
                 "zero_quantized_weights",
                 "zero_quantized_gradients",
                 "zero_quantized_nontrainable_weights",
                 "memory_efficient_linear",
                 "override_module_apply",
-                "offload_param",
+                "offload_param.pin_memory",
                 "cpu_offload_param",
                 "log_trace_cache_warnings",
                 "enable_sanity_checks",
@@ -136,6 +148,10 @@ INERT: dict[str, str] = {
                 "offload_optimizer.pipeline_read",
                 "offload_optimizer.pipeline_write",
                 "offload_optimizer.fast_init",
+                "offload_param.nvme_path",
+                "offload_param.buffer_count",
+                "offload_param.buffer_size",
+                "offload_param.max_in_cpu",
             )
         ),
         _DISK,
@@ -249,6 +265,7 @@ _DEFAULTS: dict[str, Any] = {
     "zero_optimization.round_robin_gradients": False,
     "zero_optimization.parameter_alignment": False,
     "zero_optimization.offload_optimizer.pin_memory": True,
+    "zero_optimization.stage3_param_persistence_threshold": 0,  # what the axis says
     "zero_optimization.reduce_bucket_size": SMALL.model.num_parameters(),  # what the linter fills in
     "zero_optimization.allgather_bucket_size": SMALL.model.num_parameters(),
 }
@@ -285,7 +302,9 @@ class Layout:
         found = {**dict(leaves(resolved.config)), **params}
         switches = tuple(
             sorted(
-                (path, str(value)) for path, value in found.items() if is_switch(path) and value != _DEFAULTS.get(path)
+                (path, str(value))
+                for path, value in found.items()
+                if is_switch(path) and value != _DEFAULTS.get(path) and (resolved.stage == 3 or path not in OF_STAGE_3)
             )
         )
         kind = resolved.optimizer.type
