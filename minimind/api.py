@@ -167,7 +167,8 @@ def read(
     """Every document in ``files`` (files, directories, globs), in order and one at a time, as the trainer reads them.
 
     ``kind`` None takes texts and conversations. ``reading``: ``format``, ``text_field``, ``map``, ``encoding`` and
-    ``reasoning`` as on the command line. Raises UserError with file:line and the reason at the first record that can't be used.
+    ``reasoning`` as on the command line. Raises UserError with file:line and the reason at the first record that can't
+    be used.
     """
     import tempfile
 

@@ -17,7 +17,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, Reasoning, ScheduleKind
+from minimind.base.defaults import (
+    MAX_BAD_RATIO,
+    OUTPUT_DIRECTORY,
+    ROW_LENGTH,
+    AttentionBackend,
+    Reasoning,
+    ScheduleKind,
+)
 from minimind.base.errors import UserError
 from minimind.base.problems import nearest, raise_problems
 from minimind.config.health import HealthConfig

@@ -1,8 +1,8 @@
 """Which encoding a file is in, and its bytes as text. Stated, not guessed: an unsure case is refused.
 
-A byte-order mark decides; else UTF-8 if most lines (or nearly all characters) that are not ASCII are UTF-8; else GB18030
-or Big5 if charset-normalizer is sure enough. What it makes of short texts is why a minimum of bytes is asked for. Seven-bit
-encodings (ISO-2022, HZ, UTF-7) would pass for ASCII: they are refused by name.
+A byte-order mark decides; else UTF-8 if most lines (or nearly all characters) that are not ASCII are UTF-8; else
+GB18030 or Big5 if charset-normalizer is sure enough. What it makes of short texts is why a minimum of bytes is asked
+for. Seven-bit encodings (ISO-2022, HZ, UTF-7) would pass for ASCII: they are refused by name.
 
 Every sample ends at a whole character: it is cut after a byte that no multi-byte encoding has inside a character.
 """
@@ -26,7 +26,12 @@ _MARKS = (
 _WIDE = ("utf-16", "utf-32")  # encodings whose line ends are no single bytes: recoded to UTF-8 before lines are cut
 _FAMILIES = {"gb18030": "gb18030", "gbk": "gb18030", "gb2312": "gb18030", "big5": "big5hkscs", "big5hkscs": "big5hkscs"}
 _CANDIDATES = [*_FAMILIES, "shift_jis", "euc_jp", "euc_kr", "cp949", "cp1252", "cp1251", "koi8_r"]
-_SUPERSETS = {"euc_kr": "cp949", "gbk": "gb18030", "gb2312": "gb18030", "big5": "big5hkscs"}  # read what the other reads
+_SUPERSETS = {
+    "euc_kr": "cp949",
+    "gbk": "gb18030",
+    "gb2312": "gb18030",
+    "big5": "big5hkscs",
+}  # read what the other reads
 # Codecs that Python calls text and that no file is written in; some fail in ways of their own.
 _NO_CHARSETS = {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined", "mbcs", "oem"}
 _SAMPLE_BYTES = 1 << 18
@@ -227,7 +232,9 @@ def _detect(raw: bytes, complete: bool, name: str) -> tuple[str, float]:
     family = _FAMILIES.get(best, best)
     foreign_bytes = sum(1 for byte in sample if byte >= 0x80)
     if family not in _FAMILIES.values() or confidence < _MIN_CONFIDENCE or foreign_bytes < _MIN_FOREIGN_BYTES:
-        advice = "--encoding" if best == "unknown" else f"--encoding, for example --encoding {_SUPERSETS.get(best, best)}"
+        advice = (
+            "--encoding" if best == "unknown" else f"--encoding, for example --encoding {_SUPERSETS.get(best, best)}"
+        )
         raise UserError(
             f"{name}: not UTF-8, and its encoding can't be told (best guess {best}, confidence {confidence:.2f} from "
             f"{foreign_bytes} bytes); name it with {advice}"

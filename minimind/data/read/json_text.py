@@ -2,8 +2,8 @@
 memory.
 
 JSON is read as RFC 8259. What Python takes beside it is an error of the record that holds it, at any depth: NaN and
-Infinity, a key that appears twice in one object (the last value would be kept without a word), an integer of more digits
-than Python converts.
+Infinity, a key that appears twice in one object (the last value would be kept without a word), an integer of more
+digits than Python converts.
 
 Known weakness: after a syntax error inside a list there is no next line to go on from, so the file is
 refused.
@@ -28,14 +28,14 @@ _TRUNCATED = "; is the file truncated?"
 class Value(NamedTuple):
     """One value and the line it starts on, or ``error`` (a reason) with the start of its text.
 
-    ``index`` counts from 1 in a list of which several elements begin on one line; else it is 0.
+    ``element`` counts from 1 in a list of which several elements begin on one line; else it is 0.
     """
 
     value: object
     line: int
     error: str | None = None
     excerpt: str = ""
-    index: int = 0
+    element: int = 0
 
 
 class JsonParser:
@@ -129,7 +129,7 @@ def json_values(head: Head) -> Iterator[Value]:
         else:
             value = text.value(parser)
             index += 1
-            yield value._replace(index=index) if in_list and value.line == last_line else value
+            yield value._replace(element=index) if in_list and value.line == last_line else value
             need_comma, last_line = True, value.line
 
 

@@ -26,9 +26,9 @@ from typing import IO, NamedTuple
 from minimind.base.errors import UserError
 from minimind.base.files import remove_files
 from minimind.data.read import charsets, streams
+from minimind.data.read.directories import files_of
 from minimind.data.read.json_text import JsonParser, Value, json_values
 from minimind.data.read.streams import Head
-from minimind.data.read.directories import files_of
 from minimind.data.read.tables import ROWS_PER_CHUNK, arrow_values, characters, csv_values, parquet_values
 
 TEXT_FORMATS = ("paragraphs", "lines", "file")
@@ -37,7 +37,7 @@ TEXT_FORMATS = ("paragraphs", "lines", "file")
 class Record(NamedTuple):
     """One record: its parsed ``value``, or ``error`` (a reason). ``line`` is 1-based; for Parquet it is the row.
 
-    ``index`` counts from 1 in a JSON list of which several elements begin on one line; else it is 0.
+    ``element`` counts from 1 in a JSON list of which several elements begin on one line; else it is 0.
     """
 
     value: object
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     line: int
     error: str | None = None
     excerpt: str = ""
-    index: int = 0
+    element: int = 0
 
 
 class Source(NamedTuple):
@@ -122,7 +122,7 @@ def _values(kind: str, head: Head, columns: Container[str] | None) -> Iterator[V
 
 
 def container(head: Head, format: str | None = None) -> str:
-    """How the file holds records: ``jsonl``, ``json`` (lists, values over lines), ``csv``, ``parquet``, ``arrow``, ``text``."""
+    """How the file holds records: ``jsonl``, ``json`` (values over lines), ``csv``, a table's format, ``text``."""
     if head.table:
         return head.table
     if format in TEXT_FORMATS:

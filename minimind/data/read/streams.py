@@ -50,7 +50,7 @@ _NOT_DATA = (  # what a file begins with, in lower case
     (b"<!doctype html", _PAGE),
     (b"<html", _PAGE),
     (b"<?xml", "an XML document, not data; the download probably ended on an error page"),
-    (b"<doc>", "<doc> markup, not plain text; write each document as a JSON line, {\"text\": ...}"),
+    (b"<doc>", '<doc> markup, not plain text; write each document as a JSON line, {"text": ...}'),
     (b"<doc ", "WikiExtractor's <doc> markup, not plain text; run it again with --json"),
     (b"pk\x03\x04", f"a zip archive; {_UNPACK}"),
     (b"7z\xbc\xaf", f"a 7z archive; {_UNPACK}"),
@@ -87,7 +87,7 @@ class Head:
 
     @property
     def table(self) -> str | None:
-        """``parquet`` or ``arrow`` (a file or a stream of Arrow's own format), by the first bytes; None for the others."""
+        """``parquet`` or ``arrow`` (a file or a stream of Arrow's own format), by the first bytes; else None."""
         return _table(self.text)
 
 

@@ -63,7 +63,7 @@ class Reject(NamedTuple):
     reason: str
     excerpt: str = ""
     too_long: bool = False
-    index: int = 0
+    element: int = 0
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.told_apart}"
@@ -71,7 +71,7 @@ class Reject(NamedTuple):
     @property
     def told_apart(self) -> str:
         """The reason, after which element of a list it is where the line alone doesn't say."""
-        return f"record {self.index} of the list: {self.reason}" if self.index else self.reason
+        return f"record {self.element} of the list: {self.reason}" if self.element else self.reason
 
 
 @dataclass
@@ -137,14 +137,14 @@ def document_of(record: Record, kind: Kind | None, fields: Fields) -> str | Conv
         return to_document(record.value, found, fields)
     except BadRecord as error:
         excerpt = record.excerpt or excerpt_of(record)
-        return Reject(record.file, record.line, str(error), excerpt, index=record.index)
+        return Reject(record.file, record.line, str(error), excerpt, element=record.element)
 
 
 def note_unread(unread: Unread, record: Record, document: str | Conversation, fields: Fields) -> None:
     """Count what the record holds beside its document."""
     names = unread_fields(record.value, document, fields)
     if names:
-        of_the_list = f" record {record.index}" if record.index else ""
+        of_the_list = f" record {record.element}" if record.element else ""
         unread.add(names, f"{record.file}:{record.line}{of_the_list}")
 
 
@@ -210,7 +210,7 @@ def _add_conversation(
     fitted = fit(conversation.turns, tokenizer, max_seq_length + 1)
     if fitted is None:
         reason = f"no answer with its question fits {max_seq_length} tokens; raise max_seq_length to use it"
-        encoded.rejects.append(Reject(record.file, record.line, reason, excerpt_of(record), True, record.index))
+        encoded.rejects.append(Reject(record.file, record.line, reason, excerpt_of(record), True, record.element))
         return False
     counts = encoded.counts
     counts.used += 1

@@ -1,8 +1,9 @@
-"""A list of messages -> chat turns: roles, content parts, tools and their calls, reasoning, and which answers are trained.
+"""A list of messages -> chat turns: roles, content parts, tools and their calls, reasoning, and which answers are
+trained.
 
-Tools are written as a block ``# Tools`` of a system turn; a call as ``<tool_call>``, its JSON object and ``</tool_call>`` on
-lines of their own, whatever spelling it came in; reasoning before the answer as MiniMind writes it,
-``<think>⏎reasoning⏎</think>⏎⏎answer``.
+Tools are written as a block ``# Tools`` of a system turn; a call as ``<tool_call>``, its JSON object and
+``</tool_call>`` on lines of their own, whatever spelling it came in; reasoning before the answer as MiniMind writes
+it, ``<think>⏎reasoning⏎</think>⏎⏎answer``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _WEIGHTS = ("weight", "train", "training", "trainable", "loss", "loss_mask")  # 
 _TURN = frozenset({"role", "from", "content", "value", *_WEIGHTS})
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
-_NO_TOOLS = (None, "", "[]", [], "null", {})
+_NO_TOOLS: tuple[object, ...] = (None, "", "[]", [], "null", {})
 
 
 @dataclass
@@ -145,7 +146,11 @@ def _with_object(text: str, where: str) -> str:
         call = parsed(text, where)
     except BadRecord:
         return text
-    return spelled(_call(call, where), where) if isinstance(call, dict) and isinstance(call.get("arguments"), str) else text
+    return (
+        spelled(_call(call, where), where)
+        if isinstance(call, dict) and isinstance(call.get("arguments"), str)
+        else text
+    )
 
 
 def _arguments(value: object, where: str) -> object:

@@ -1,8 +1,8 @@
 """Fields that carry something and that nothing reads: counted by name, with the first record that has each.
 
-Contract: only fields of records that are used are counted (a rejected record is reported whole), and only those that say
-something. A field of a turn is called ``name of a turn``. A file may have any number of names: the first 50 are kept
-apart, what comes later is counted together.
+Contract: only fields of records that are used are counted (a rejected record is reported whole), and only those that
+say something. A field of a turn is called ``name of a turn``. A file may have any number of names: the first 50 are
+kept apart, what comes later is counted together.
 """
 
 from __future__ import annotations

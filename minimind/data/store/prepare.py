@@ -169,9 +169,7 @@ class Job:
         if fields := not_read([{"fields_not_read": found.to_json()} for found in unread]):
             self.say(f"  fields not read: {fields}")
 
-    def _source(
-        self, chunks: Iterable[Chunk], index: int, writer: StoreWriter, tally: Tally, unread: Unread
-    ) -> Counts:
+    def _source(self, chunks: Iterable[Chunk], index: int, writer: StoreWriter, tally: Tally, unread: Unread) -> Counts:
         counts, said = Counts(), time.monotonic()
         work = partial(encode_chunk, tokenizer=self.tokenizer, options=self.options)
         for encoded in in_order(work, chunks, self.workers, lambda chunk: chunk.num_bytes):

@@ -90,7 +90,9 @@ def test_an_unknown_encoding_and_a_cut_file_are_said() -> None:
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_sample_ends_at_a_whole_character(encoding: str, found: str, shift: int, end: str) -> None:
     """Whatever the position of the 256 KiB border: in a character of two bytes or between two."""
-    text = {"gbk": "山上的朋友很好，天气也很好。", "big5": "數學是利用符號語言研究數量、結構、變化的一門學科。"}[encoding] + end
+    text = {"gbk": "山上的朋友很好，天气也很好。", "big5": "數學是利用符號語言研究數量、結構、變化的一門學科。"}[
+        encoding
+    ] + end
     raw = b"x" * shift + (text * 8_000).encode(encoding)
     assert find(raw)[0] == find(raw[: (1 << 18) + 7], complete=False)[0] == found
 

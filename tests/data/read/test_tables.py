@@ -21,7 +21,9 @@ ipc = pytest.importorskip("pyarrow.ipc")
 def table() -> object:
     """Far dates and nanoseconds, beside the text and inside the turns."""
     stamp = pa.array([1, 2], pa.int64()).cast(pa.timestamp("ns"))
-    turns = pa.array([[{"role": "user", "at": 7}], []], pa.list_(pa.struct([("role", pa.string()), ("at", pa.int64())])))
+    turns = pa.array(
+        [[{"role": "user", "at": 7}], []], pa.list_(pa.struct([("role", pa.string()), ("at", pa.int64())]))
+    )
     kind = pa.list_(pa.struct([("role", pa.string()), ("at", pa.timestamp("ns"))]))
     far = pa.array([2**31 - 1, 0], pa.int32()).cast(pa.date32())
     return pa.table({"text": ["a", "b"], "far": far, "stamp": stamp, "turns": turns.cast(kind)})

@@ -138,7 +138,12 @@ RULES: list[tuple[str, str, object, object]] = [
     ("turn-alone", "pretrain", {"role": "user", "content": "q"}, "a chat turn outside a conversation"),
     ("turn-alone", "pretrain", {"from": "human", "value": "q"}, "a chat turn outside a conversation"),
     ("turn-alone", "pretrain", {"role": "user", "text": "q"}, "a chat turn outside a conversation"),
-    ("history", "sft", {"query": "q", "response": "a", "history": [["q", "a"]], "system": "s"}, used(SYSTEM, Q, A, Q, A)),
+    (
+        "history",
+        "sft",
+        {"query": "q", "response": "a", "history": [["q", "a"]], "system": "s"},
+        used(SYSTEM, Q, A, Q, A),
+    ),
     ("history", "sft", {"query": "q", "response": "a", "history": '[["q", "a"]]'}, used(Q, A, Q, A)),
     ("history", "sft", {"prompt": "q", "response": "a", "history": [u(), a()]}, used(Q, A, Q, A)),
     ("history", "sft", {"prompt": "q", "response": "a", "history": [["q"]]}, '"history" is not a list'),
