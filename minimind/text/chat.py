@@ -1,8 +1,8 @@
 """The chat template: turns in, token ids out, with each token's "trainable" flag known from construction.
 
-A conversation is bos, then for each turn ``<|im_start|>role⏎content<|im_end|>⏎``. Trainable are the content
-tokens of assistant turns (but those that are context only) and the ``<|im_end|>`` after them: what the model must say
-itself. The flags are set while the ids are laid down, never found by searching for markers, so content that spells
+A conversation is bos, then for each turn ``<|im_start|>role⏎content<|im_end|>⏎``. Trainable are the content tokens of
+assistant turns (but those that are context only) and the ``<|im_end|>`` after them: what the model must say itself.
+The flags are set while the ids are laid down, never found by searching for markers, so content that spells
 ``<|im_start|>assistant`` is ordinary text. There is no eos: generation stops at ``<|im_end|>``.
 
 Known weakness: `JINJA` builds the same string for other programs; one that tokenizes that string as a whole will
@@ -32,8 +32,7 @@ JINJA = (
 
 @dataclass(frozen=True)
 class Turn:
-    """One message. ValueError for a role that the template doesn't know. ``trained`` False: an answer that is
-    context."""
+    """One message. ValueError for a role that the template doesn't know. ``trained`` False: an answer as context."""
 
     role: Role
     content: str

@@ -26,8 +26,12 @@ _MARKS = (
 _WIDE = ("utf-16", "utf-32")  # encodings whose line ends are no single bytes: recoded to UTF-8 before lines are cut
 _FAMILIES = {"gb18030": "gb18030", "gbk": "gb18030", "gb2312": "gb18030", "big5": "big5hkscs", "big5hkscs": "big5hkscs"}
 _CANDIDATES = [*_FAMILIES, "shift_jis", "euc_jp", "euc_kr", "cp949", "cp1252", "cp1251", "koi8_r"]
-# read what the other reads
-_SUPERSETS = {"euc_kr": "cp949", "gbk": "gb18030", "gb2312": "gb18030", "big5": "big5hkscs"}
+_SUPERSETS = {
+    "euc_kr": "cp949",
+    "gbk": "gb18030",
+    "gb2312": "gb18030",
+    "big5": "big5hkscs",
+}  # read what the other reads
 # Codecs that Python calls text and that no file is written in; some fail in ways of their own.
 _NO_CHARSETS = {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined", "mbcs", "oem"}
 _SAMPLE_BYTES = 1 << 18

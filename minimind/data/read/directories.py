@@ -1,9 +1,10 @@
 """A directory -> the data files in it, and what is left out by name.
 
-Contract: data are files of the known types, at any depth, sorted by name; hidden ones are passed over. A directory that
-`datasets` saved (``save_to_disk``) is the files that its state.json lists, in that order, whatever else lies there.
-What a hub puts beside data is left out. What a directory is said to hold lies in it: a link that leads out could show
-any file of the reader's, so it is refused, but for the hub cache's own links to its blobs (see base/files.py).
+Contract: data are files of the known types, at any depth, sorted by name; hidden ones are passed over. A directory
+that `datasets` saved (``save_to_disk``) is the files that its state.json lists, in that order, whatever else lies
+there. What a hub puts beside data is left out. What a directory is said to hold lies in it: a link that leads out
+could show any file of the reader's, so it is refused, but for the hub cache's own links to its blobs (see
+base/files.py).
 """
 
 from __future__ import annotations

@@ -87,8 +87,7 @@ class Head:
 
     @property
     def table(self) -> str | None:
-        """``parquet`` or ``arrow`` (a file or a stream of Arrow's own format), by the first bytes; None for the
-        others."""
+        """``parquet`` or ``arrow`` (a file or a stream of Arrow's own format), by the first bytes; else None."""
         return _table(self.text)
 
 

@@ -5,9 +5,9 @@ number); rows above the record limit are rejected alone. A table that can't be r
 
 In a TSV a line is a row: its quotes are CSV's where they make a whole row of the line, else characters.
 
-Of a Parquet or Arrow table only the columns that somebody can use are read and converted; another's cells are `UNREAD`.
-A cell that can't be converted (text that is not UTF-8) is an `Unusable` with the reason, so that only a record that
-uses it is rejected. Dates, times and durations are their numbers: Python has no form for all of them.
+Of a Parquet or Arrow table only the columns that somebody can use are read and converted; another's cells are
+`UNREAD`. A cell that can't be converted (text that is not UTF-8) is an `Unusable` with the reason, so that only a
+record that uses it is rejected. Dates, times and durations are their numbers: Python has no form for all of them.
 
 Known weakness: a Parquet batch of 256 rows is in memory at once, however long its cells are.
 """
@@ -41,8 +41,7 @@ UNREAD = Unusable("a column that is not read")
 
 
 def csv_values(head: Head) -> Iterator[Value]:
-    """Rows under a header row as dictionaries. ``line`` is where the row starts: a CSV's quoted cell may hold line
-    ends."""
+    """Rows under a header row as dictionaries. ``line`` is where the row starts: a quoted cell may hold line ends."""
     start = head.text.split(head.line_end, 1)[0].decode("utf-8", "replace")
     tabbed = streams.suffix(head.name) == ".tsv"
     delimiter = "\t" if tabbed else max(",;\t", key=start.count)
@@ -170,8 +169,7 @@ def _arrow_batches(file: IO[bytes]) -> Iterator[Any]:
 
 
 def _validate(column: Any) -> None:
-    """Raises ArrowInvalid for a column that can't be read without leaving its memory: Arrow takes a file's word for
-    it."""
+    """Raises ArrowInvalid for a column that points outside its memory: Arrow takes a file's word for it."""
     import pyarrow
 
     try:

@@ -63,8 +63,7 @@ COLUMNS = frozenset(
     | {*_TURN_KEYS, *_ALPACA_ANSWERS, *_EXTRAS, *_LABELS, *MEDIA, *REASONING, *TOOLS, "chosen", "rejected"}
     | {name for pair in _PAIRS for name in pair}
 )
-"""The fields of a record that some format reads, or refuses by name. Fields that begin with ``rejected_`` come to
-them."""
+"""The fields of a record that some format reads, or refuses by name; those that begin with ``rejected_`` too."""
 
 
 class Columns:

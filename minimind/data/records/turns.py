@@ -2,8 +2,8 @@
 trained.
 
 Tools are written as a block ``# Tools`` of a system turn; a call as ``<tool_call>``, its JSON object and
-``</tool_call>`` on lines of their own, whatever spelling it came in; reasoning before the answer as MiniMind writes it,
-``<think>⏎reasoning⏎</think>⏎⏎answer``.
+``</tool_call>`` on lines of their own, whatever spelling it came in; reasoning before the answer as MiniMind writes
+it, ``<think>⏎reasoning⏎</think>⏎⏎answer``.
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ def string(value: object, where: str) -> str:
 
 
 def parsed(value: object, where: str) -> object:
-    """The value that a string of JSON spells (MiniMind, OpenAI and CSV files nest JSON so); any other value as it
-    is."""
+    """The value that a string of JSON spells (MiniMind, OpenAI and CSV nest JSON so); any other value as it is."""
     if not isinstance(value, str):
         return value
     try:

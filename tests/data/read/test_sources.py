@@ -489,7 +489,7 @@ def test_a_byte_order_mark_in_the_middle_is_left_out(tmp_path: Path) -> None:
 def test_records_of_a_list_on_one_line_are_told_apart(tmp_path: Path) -> None:
     bad = '{"a": 1, "a": 2}'
     records = list(read_records(write(tmp_path / "a.json", f'[{{"n": 1}}, {bad},\n{{"n": 1}},\n{bad}, {bad}]')))
-    assert [(r.line, r.index) for r in records if r.error] == [(1, 2), (3, 0), (3, 5)]
+    assert [(r.line, r.element) for r in records if r.error] == [(1, 2), (3, 0), (3, 5)]
 
 
 def test_a_huge_integer_spoils_its_record_only(tmp_path: Path) -> None:
