@@ -143,7 +143,7 @@ class LayerWeights:
         attend, mlp = layer.self_attn, layer.mlp
         linears = (attend.q_proj, attend.k_proj, attend.v_proj)
         projections = [projection.weight for projection in linears]
-        biases = [projection.bias for projection in linears if projection.bias is not None]
+        biases: list[torch.Tensor] = [projection.bias for projection in linears if projection.bias is not None]
         self.bias = torch.cat(biases).float() if biases else None
         self.q_norm, self.k_norm = (norm and Norm(norm, 1.0) for norm in (attend.q_norm, attend.k_norm))
         self.index, self.head_dim = attend.index, attend.head_dim
