@@ -47,8 +47,9 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
-    if kind == "sft":
-        parser.add_argument("--model", type=Path, required=True, help="pretrained run, checkpoint or directory")
+    start = "run, checkpoint, Hugging Face directory or .pth to start from"
+    start += "" if kind == "sft" else "; default: a new model"
+    parser.add_argument("--model", type=Path, required=kind == "sft", help=start)
     return with_words(parser, arguments)
 
 

@@ -236,20 +236,19 @@ def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setu
 
 
 def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[], Transformer]]:
-    """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
+    """The run's configuration, and what makes the model to start from: the given one, for pretraining also a new one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
-    if kind == "pretrain":
+    if getattr(arguments, "model", None) is None:
         return config, lambda: setup.new_model(config)
     from minimind.inference.generation import load_model
 
     if arguments.model.resolve() == config.output_dir.resolve():
         raise UserError(f"{config.output_dir}: is the model to start from; give another --output-dir")
-    model, tokenizer = load_model(arguments.model, "cpu")
+    model, tokenizer = load_model(arguments.model, "cpu", tokenizer=config.tokenizer)
     if "model" in config.explicit and config.model != model.config:
-        raise UserError(f"the model settings differ from those of {arguments.model}; leave `model` out for SFT")
-    path = config.tokenizer or tokenizer.path
-    config = config.model_copy(update={"model": model.config, "tokenizer": path})
-    return config, lambda: load_model(arguments.model, "cpu")[0]
+        raise UserError(f"the model settings differ from those of {arguments.model}; leave `model` out with --model")
+    config = config.model_copy(update={"model": model.config, "tokenizer": tokenizer.path})
+    return config, lambda: load_model(arguments.model, "cpu", tokenizer=tokenizer.path)[0]
 
 
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
