@@ -176,6 +176,7 @@ def test_llama_cpp_says_the_same_of_every_family(tmp_path: Path, tokenizer: Toke
         for parameter in model.parameters():
             if parameter.ndim == 1:  # gains and biases that differ from channel to channel
                 parameter += 0.3 * torch.randn(len(parameter), generator=torch.Generator().manual_seed(len(parameter)))
+        model.output_weight[:262] *= 0.01  # llama.cpp gives no probabilities with a byte that completes no character
     llama_cpp_agrees(model, tmp_path, tokenizer, "f32")
 
 
