@@ -62,7 +62,7 @@ class Dtype(str, Enum):
 
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Llama directory, .pth")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Hugging Face directory, .pth")]
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
 FormatOption = Annotated[
@@ -389,7 +389,7 @@ def export(
     model: Model,
     output: Annotated[Path, typer.Option(help="directory; for pth and gguf also a file name")],
     format: Annotated[
-        Format, typer.Option(help="hf: Hugging Face Llama, safetensors; pth: MiniMind's own; gguf: llama.cpp")
+        Format, typer.Option(help="hf: Hugging Face, safetensors; pth: MiniMind's own; gguf: llama.cpp")
     ] = Format.hf,
     dtype: Annotated[Dtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
 ) -> None:
