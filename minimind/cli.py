@@ -62,7 +62,9 @@ class Dtype(str, Enum):
 
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Hugging Face directory, .pth")]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Hugging Face directory, .pth")
+]
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
 FormatOption = Annotated[

@@ -31,7 +31,7 @@ from minimind.config.model import ModelConfig
 from minimind.interop.huggingface_config import of_minimind, refusals, shape_fields, transformers_config
 from minimind.interop.tokenizer_files import tokenizer_files
 from minimind.interop.upstream import read_torch
-from minimind.text.tokenizer import BOS_ID, EOS_ID, FILE_NAME, PAD_ID, Tokenizer
+from minimind.text.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 PICKLE = "pytorch_model.bin"
@@ -50,8 +50,8 @@ def save_pretrained(
     directory.mkdir(parents=True, exist_ok=True)
     contents = {"generation_config.json": _json(_generation_config(tokenizer))}
     if tokenizer is not None:
-        contents |= {FILE_NAME: tokenizer.model_bytes}
-        contents |= tokenizer_files(tokenizer, config.max_position_embeddings)
+        contents |= tokenizer.files
+        contents |= tokenizer_files(tokenizer, config.max_position_embeddings) if tokenizer.is_sentencepiece else {}
     _refuse_others(directory, contents)
     (directory / CONFIG).unlink(missing_ok=True)  # not whole until the end
     weights = {
@@ -59,7 +59,8 @@ def save_pretrained(
     }
     with replacing(directory / WEIGHTS) as file:
         save_file(weights, file.name, metadata={"format": "pt", "made_by": MAKER})
-    contents[CONFIG] = _json(transformers_config(config, next(iter(weights.values())).dtype))
+    about = transformers_config(config, next(iter(weights.values())).dtype) | _special_ids(tokenizer)
+    contents[CONFIG] = _json(about)
     for name, content in contents.items():
         write_bytes_durably(directory / name, content)
 
@@ -95,9 +96,17 @@ def _tied(name: str, config: ModelConfig) -> bool:
 
 def _generation_config(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Answers end with <|im_end|>, texts with eos."""
-    stops = [EOS_ID] if tokenizer is None else [EOS_ID, tokenizer.im_end_id]
+    ids = _special_ids(tokenizer)
+    stops = [ids["eos_token_id"]] if tokenizer is None else sorted({ids["eos_token_id"], tokenizer.im_end_id})
     sampling = {"do_sample": True, "temperature": TEXT_TEMPERATURE, "top_p": TEXT_TOP_P}
-    return {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": stops, **sampling}
+    return {**ids, "eos_token_id": stops, **sampling}
+
+
+def _special_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
+    """By their names in config.json; without a tokenizer those of ours."""
+    if tokenizer is None:
+        return {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
+    return {f"{name}_token_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos")}
 
 
 def load_pretrained(directory: str | Path) -> tuple[State, ModelConfig]:

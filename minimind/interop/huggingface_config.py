@@ -95,7 +95,9 @@ def refusals(raw: Mapping[str, Any]) -> list[str]:
     """Every reason why the transformer can't build the model of a config.json; none for one that it can."""
     kind, rope = raw.get("model_type"), _rope(raw)
     known = kind in _DEFAULTS
-    window = raw.get("sliding_window", _DEFAULTS[kind].get("sliding_window")) if isinstance(kind, str) and known else None
+    window = (
+        raw.get("sliding_window", _DEFAULTS[kind].get("sliding_window")) if isinstance(kind, str) and known else None
+    )
     windows = kind == "mistral" and window is not None or bool(raw.get("use_sliding_window"))
     layers = raw.get("layer_types") or []
     partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from minimind.base.errors import UserError
+from minimind.inference.loading import load_model
+from minimind.interop.gguf import save_gguf
 from minimind.interop.huggingface import load_pretrained, read_config, save_pretrained
 from minimind.interop.huggingface_config import transformers_config
 from minimind.model.transformer import ModelConfig, Transformer
@@ -113,6 +115,29 @@ def test_round_trip(exported: Path, model: Transformer, tokenizer: Tokenizer) ->
     assert Tokenizer.load(exported).fingerprint == tokenizer.fingerprint
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_what_transformers_saves_again_needs_no_sentencepiece_file(
+    tmp_path: Path, exported: Path, model: Transformer, tokenizer: Tokenizer
+) -> None:
+    transformers.AutoModelForCausalLM.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    transformers.AutoTokenizer.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    assert not (tmp_path / "theirs" / "tokenizer.model").exists()
+    loaded, again = load_model(tmp_path / "theirs")
+    assert not again.is_sentencepiece and again.vocab_size == tokenizer.vocab_size
+    assert [again.pad_id, again.bos_id, again.eos_id] == [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id]
+    for text in [*SAMPLES, *TEXTS[::60]]:
+        assert again.encode(text) == tokenizer.encode(text) or "\u2581" in text, text
+    assert render(TURNS, again) == render(TURNS, tokenizer) and prompt_ids(TURNS, again) == prompt_ids(TURNS, tokenizer)
+    save_pretrained(loaded.state_dict(), loaded.config, again, tmp_path / "back")  # and is exported with what it has
+    back, kept = load_model(tmp_path / "back")
+    assert kept.fingerprint == again.fingerprint
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "back")("hello fox")["input_ids"] == kept.encode(
+        "hello fox"
+    )
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items())
+    with pytest.raises(UserError, match="no SentencePiece model"):
+        save_gguf(back.state_dict(), back.config, kept, tmp_path / "m.gguf")
 
 
 def test_reads_what_transformers_writes_sharded_and_untied(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from minimind.base.errors import UserError
 from minimind.config.model import ModelConfig
@@ -140,6 +142,39 @@ def test_pretraining_goes_on_from_a_given_model(family: dict[str, Any], files: d
         loop.save = original
     assert train(tmp_path / "parts", "--resume") == 0
     assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
+
+
+def test_a_tokenizer_json_trains_both_kinds_and_stays_with_the_run(files: dict[str, Path], tmp_path: Path) -> None:
+    """Pretraining, resumed, and SFT from that run, which brings its tokenizer along."""
+    library = Library(models.BPE())
+    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=390, special_tokens=special, initial_alphabet=alphabet)
+    library.train([str(files["pretrain"])], trainer)
+    library.save(str(tmp_path / "tokenizer.json"))
+    files = {**files, "tokenizer": tmp_path / "tokenizer.json"}
+    for more in ([], ["--resume"]):
+        assert launch("pretrain", "fp32.json", files, tmp_path / "pretrained", "--max-steps", "3", *more) == 0
+    assert (
+        launch(
+            "sft",
+            "sft_fp32.json",
+            files,
+            tmp_path / "tuned",
+            "--max-steps",
+            "3",
+            "--model",
+            str(tmp_path / "pretrained"),
+        )
+        == 0
+    )
+    (tmp_path / "tokenizer.json").unlink()
+    for run_dir in ("pretrained", "tuned"):
+        model, tokenizer = load_model(tmp_path / run_dir)
+        assert tokenizer.vocab_size == model.output_size == len(library.get_vocab())
+        assert tokenizer.encode("the sea is calm") == library.encode("the sea is calm").ids
+        assert (tmp_path / run_dir / "tokenizer.json").is_file()
 
 
 def test_a_run_directory_holds_what_the_readme_names(files: dict[str, Path], tmp_path: Path) -> None:
