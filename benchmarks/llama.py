@@ -11,7 +11,7 @@ import torch
 from benchmarks.workers import Job
 from minimind.data.store.batches import Batches, SequentialBatches
 from minimind.data.store.store import TokenStore
-from minimind.interop.huggingface import llama_config
+from minimind.interop.huggingface_config import transformers_config
 from minimind.model.transformer import ModelConfig, Transformer
 from minimind.training.run.evaluation import evaluate
 
@@ -25,7 +25,7 @@ def new_llama(job: Job) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = model_config(job)
-    settings = llama_config(config, torch.float32)
+    settings = transformers_config(config, torch.float32)
     del settings["torch_dtype"]
     llama = LlamaForCausalLM(LlamaConfig(**settings))
     llama.load_state_dict(Transformer(config, seed=job.seed).state_dict(), strict=False)

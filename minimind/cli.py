@@ -61,7 +61,9 @@ class Dtype(str, Enum):
 
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Llama directory, .pth")]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Hugging Face directory, .pth")
+]
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
 FormatOption = Annotated[
@@ -413,7 +415,7 @@ def export(
     model: Model,
     output: Annotated[Path, typer.Option(help="directory; for pth and gguf also a file name")],
     format: Annotated[
-        str, typer.Option(metavar="hf|pth|gguf", help="hf: Hugging Face Llama; pth: MiniMind's own; gguf: llama.cpp")
+        str, typer.Option(metavar="hf|pth|gguf", help="hf: Hugging Face; pth: MiniMind's own; gguf: llama.cpp")
     ] = "hf",
     dtype: Annotated[Dtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
 ) -> None:

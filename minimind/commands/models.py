@@ -118,15 +118,16 @@ def export_pth(path: Path, file: Path) -> Path:
     """Write MiniMind's own weight file, and beside it the tokenizer, which loading it here needs."""
     from minimind.inference.generation import load_model
     from minimind.interop.upstream import check_exportable, save_pth
-    from minimind.text.tokenizer import FILE_NAME
 
     model, tokenizer = load_model(path, "cpu")
     check_exportable(model.state_dict(), model.config, path)
-    beside = _directory_of(file) / FILE_NAME
-    if os.path.lexists(beside) and read_named(beside) != tokenizer.model_bytes:
-        raise UserError(f"{beside}: another tokenizer is there already: give another --output")
+    beside = {_directory_of(file) / name: content for name, content in tokenizer.files.items()}
+    for place, content in beside.items():
+        if os.path.lexists(place) and read_named(place) != content:
+            raise UserError(f"{place}: another tokenizer is there already: give another --output")
     save_pth(model.state_dict(), model.config, file)
-    write_bytes_durably(beside, tokenizer.model_bytes)
+    for place, content in beside.items():
+        write_bytes_durably(place, content)
     return file
 
 

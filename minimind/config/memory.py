@@ -53,7 +53,7 @@ class Memory:
 
 def body_parameters(model: ModelConfig) -> int:
     """Parameters in the 2-D weights of the layers (the ones that get weight decay)."""
-    return model.num_hidden_layers * (model.layer_parameters() - 2 * model.hidden_size)
+    return model.num_hidden_layers * model.layer_matrices()
 
 
 def estimate_memory(
@@ -192,22 +192,25 @@ def _widths(model: ModelConfig) -> tuple[int, int]:
 
 def _layer_numbers(model: ModelConfig) -> int:
     """Of an uncompiled layer: two norms' inputs and outputs, queries, keys and values before and after rotation, the
-    attention's output, and gate, up and their product."""
+    attention's output, and gate, up and their product; normed heads once more."""
     queries, keys = _widths(model)
-    return 4 * model.hidden_size + 3 * queries + 3 * keys + 3 * model.intermediate_size
+    normed = queries + keys if model.qk_norm else 0
+    return 4 * model.hidden_size + 3 * queries + 3 * keys + normed + 3 * model.intermediate_size
 
 
 def _layer_numbers_cpu(model: ModelConfig, precision: str, native_bf16: bool) -> int:
     """As recompute.py leaves it: two norms' inputs, queries, keys and values after rotation, the attention's output,
     gate and up. The attention that ``attention.fastest`` chooses: in native bf16 it keeps nothing else; otherwise it is
-    in fp32, so that in half precision its three inputs take the room of two numbers each, and keeps its own output."""
+    in fp32, so that in half precision its three inputs take the room of two numbers each, and keeps its own output.
+    Where heads are normed, their norms' inputs besides."""
     queries, keys = _widths(model)
     inputs, outputs = queries + 2 * keys, queries
+    normed = queries + keys if model.qk_norm else 0
     if precision == "fp32":
         outputs += queries
     elif precision == "fp16" or not native_bf16:
         inputs, outputs = 2 * inputs, outputs + 2 * queries
-    return 2 * model.hidden_size + inputs + outputs + 2 * model.intermediate_size
+    return 2 * model.hidden_size + inputs + outputs + normed + 2 * model.intermediate_size
 
 
 def _logits_bytes(model: ModelConfig, tokens: int, device_type: str) -> int:

@@ -1,18 +1,27 @@
 """The shape of a model: ``ModelConfig`` and its presets, without torch.
 
-Field names and meanings are those of Hugging Face ``LlamaConfig``, so that export and import copy them
-unchanged. Kept apart from ``model.py`` so that configuration, ``plan`` and ``--help`` never pay for importing
-torch. Weakness: only shapes that ``model.py`` can build are accepted (no biases, no dropout, no RoPE scaling),
-so a foreign Llama may be refused.
+Field names and meanings are those of Hugging Face's ``LlamaConfig``, so that export and import copy them
+unchanged. Four dense families differ in little: ``model_type`` names the one, and with it which parameters there are
+and what an export is called. Kept apart from the transformer so that configuration, ``plan`` and ``--help`` never pay
+for importing torch. Weakness: only shapes that the transformer can build are accepted (no other biases, no dropout, no
+window, no experts), so a foreign model may be refused.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from minimind.base.defaults import VOCABULARY
 from minimind.base.errors import UserError
@@ -20,14 +29,88 @@ from minimind.base.errors import UserError
 Positive = Annotated[int, Field(gt=0)]
 
 
-def default_intermediate_size(hidden_size: int) -> int:
-    """SwiGLU width: two thirds of 4 x hidden, rounded up to a multiple of 64 (MiniMind's rule)."""
+ModelType = Literal["llama", "mistral", "qwen2", "qwen3"]
+RopeType = Literal["linear", "llama3", "yarn"]
+
+
+def default_intermediate_size(hidden_size: int, model_type: str = "llama") -> int:
+    """MiniMind's SwiGLU widths, multiples of 64: two thirds of 4 x hidden; of its Qwen3 shape pi x hidden."""
+    if model_type == "qwen3":
+        return 64 * math.ceil(hidden_size * math.pi / 64)
     return 64 * math.ceil((8 * hidden_size // 3) / 64)
+
+
+# What Hugging Face reads for each type besides its factor: the fields that must be there, and those that may
+_LENGTH = "original_max_position_embeddings"
+_ROPE_FIELDS: dict[str, tuple[set[str], set[str]]] = {
+    "linear": (set(), set()),
+    "llama3": ({"low_freq_factor", "high_freq_factor"}, {_LENGTH}),
+    "yarn": (set(), {_LENGTH, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+}
+
+
+def rope_fields(rope_type: str) -> set[str] | None:
+    """The names that a scaling of this type may have besides its type; None for a type that is not known."""
+    if rope_type not in _ROPE_FIELDS:
+        return None
+    needed, optional = _ROPE_FIELDS[rope_type]
+    return {"factor"} | needed | optional
+
+
+class RopeScaling(BaseModel):
+    """How rotary angles are stretched for longer texts; fields as in Hugging Face's ``rope_scaling``.
+
+    ``original_max_position_embeddings`` (llama3, yarn): what the model was trained for first; the model's own
+    ``max_position_embeddings`` unless given.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rope_type: RopeType
+    factor: Annotated[float, Field(ge=1)]
+    original_max_position_embeddings: Positive | None = None
+    low_freq_factor: Annotated[float, Field(gt=0)] | None = None
+    high_freq_factor: Annotated[float, Field(gt=0)] | None = None
+    attention_factor: Annotated[float, Field(gt=0)] | None = None
+    beta_fast: Annotated[float, Field(gt=0)] | None = None
+    beta_slow: Annotated[float, Field(gt=0)] | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> RopeScaling:
+        needed, optional = _ROPE_FIELDS[self.rope_type]
+        given = {name for name, value in self if value is not None} - {"rope_type", "factor"}
+        if missing := sorted(needed - given):
+            raise ValueError(f"{self.rope_type} needs {', '.join(missing)}")
+        if unknown := sorted(given - needed - optional):
+            raise ValueError(f"{self.rope_type} has no {', '.join(unknown)}")
+        if self.rope_type == "llama3" and self.low_freq_factor == self.high_freq_factor:
+            raise ValueError("low_freq_factor and high_freq_factor must differ")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialize(self).items() if value is not None}
+
+
+def _rope_scaling(value: Any) -> Any:
+    """Older files spell ``rope_type`` as ``type``; type "default" is none."""
+    if not isinstance(value, dict):
+        return value
+    fields = dict(value)
+    kind = fields.pop("type", None)
+    fields.setdefault("rope_type", kind)
+    return None if fields["rope_type"] == "default" else fields
 
 
 class ModelConfig(BaseModel):
     """Sizes of one transformer; ``head_dim`` and ``intermediate_size`` follow from ``hidden_size`` unless
     given.
+
+    Written out, a Llama without scaled positions has the fields that it had before there were other families, so that
+    the records of older runs and of newer ones agree.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -44,6 +127,8 @@ class ModelConfig(BaseModel):
     max_position_embeddings: Positive = 32768
     tie_word_embeddings: bool = True
     initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    model_type: ModelType = "llama"
+    rope_scaling: Annotated[RopeScaling | None, BeforeValidator(_rope_scaling)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -56,7 +141,7 @@ class ModelConfig(BaseModel):
             filled.get(name, cls.model_fields[name].default) for name in ("hidden_size", "num_attention_heads")
         )
         if isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0:
-            filled.setdefault("intermediate_size", default_intermediate_size(hidden))
+            filled.setdefault("intermediate_size", default_intermediate_size(hidden, filled.get("model_type", "llama")))
             filled.setdefault("head_dim", max(1, hidden // heads))
         return filled
 
@@ -69,7 +154,28 @@ class ModelConfig(BaseModel):
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim ({self.head_dim}) must be even: rotary positions turn pairs of channels")
+        scaling = self.rope_scaling
+        if scaling and scaling.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta ({self.rope_theta}) must be more than 1 for yarn")
+        if scaling and scaling.rope_type != "linear" and scaling.original_max_position_embeddings is None:
+            known = scaling.model_copy(update={_LENGTH: self.max_position_embeddings})
+            object.__setattr__(self, "rope_scaling", known)  # frozen for everybody else
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        usual = {"model_type": "llama", "rope_scaling": None}
+        return {name: value for name, value in serialize(self).items() if name not in usual or value != usual[name]}
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head of the queries and keys is normed, with one gain for all heads."""
+        return self.model_type == "qwen3"
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections to queries, keys and values have biases."""
+        return self.model_type == "qwen2"
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> ModelConfig:
@@ -83,12 +189,18 @@ class ModelConfig(BaseModel):
             raise UserError(f'unknown model preset "{name}": {hint}presets are {", ".join(_PRESET_FIELDS)}')
         return cls(**{**_PRESET_FIELDS[name], **overrides})
 
-    def layer_parameters(self) -> int:
-        """Parameters of one layer: attention, SwiGLU and its two norms."""
+    def layer_matrices(self) -> int:
+        """Parameters in the matrices of one layer: attention and SwiGLU."""
         queries = self.num_attention_heads * self.head_dim
         keys = self.num_key_value_heads * self.head_dim
         attention = 2 * self.hidden_size * queries + 2 * self.hidden_size * keys
-        return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        return attention + 3 * self.hidden_size * self.intermediate_size
+
+    def layer_parameters(self) -> int:
+        """Parameters of one layer: its matrices, its two norms, and what its family has besides."""
+        biases = (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim if self.qkv_bias else 0
+        head_norms = 2 * self.head_dim if self.qk_norm else 0
+        return self.layer_matrices() + 2 * self.hidden_size + biases + head_norms
 
     def num_parameters(self) -> int:
         """Exact number of parameters, a tied embedding counted once, without building the model."""
@@ -111,6 +223,27 @@ _PRESET_FIELDS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "intermediate_size": 5632,
         "tie_word_embeddings": False,
+    },
+    # MiniMind-3, MiniMind of 2026
+    "64m": {
+        "model_type": "qwen3",
+        "hidden_size": 768,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
     },
 }
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from minimind.base.processor import cpu_has_fast, fbgemm_holds_half, linear_pointwise, onednn_packs, reorder
 from minimind.model import attention
-from minimind.model.ops import rope_tables, rotate, swiglu
+from minimind.model.ops import rotate, swiglu
 from minimind.model.transformer import KVCache, Layer, RMSNorm, Transformer
 
 PAYS_FROM = 32  # new tokens
@@ -141,7 +141,11 @@ class LayerWeights:
 
     def __init__(self, layer: Layer) -> None:
         attend, mlp = layer.self_attn, layer.mlp
-        projections = [projection.weight for projection in (attend.q_proj, attend.k_proj, attend.v_proj)]
+        linears = (attend.q_proj, attend.k_proj, attend.v_proj)
+        projections = [projection.weight for projection in linears]
+        biases: list[torch.Tensor] = [projection.bias for projection in linears if projection.bias is not None]
+        self.bias = torch.cat(biases).float() if biases else None
+        self.q_norm, self.k_norm = (norm and Norm(norm, 1.0) for norm in (attend.q_norm, attend.k_norm))
         self.index, self.head_dim = attend.index, attend.head_dim
         self.heads = [weight.shape[0] // self.head_dim for weight in projections]  # of q, k, v
         self.qkv, self.out = fastest_product(*projections), fastest_product(attend.o_proj.weight)
@@ -152,8 +156,14 @@ class LayerWeights:
 
     def step(self, x: Tensor, tables: tuple[Tensor, Tensor], plan: attention.AttentionPlan, cache: KVCache) -> None:
         """Adds to ``x`` [B, H] fp32, in place; ``tables`` of the rows' positions, as ``rope_tables``."""
-        heads = self.qkv(self.before_attention(x)).float().view(x.shape[0], 1, -1, self.head_dim)
+        projected = self.qkv(self.before_attention(x)).float()
+        if self.bias is not None:
+            projected = projected + self.bias
+        heads = projected.view(x.shape[0], 1, -1, self.head_dim)
         turned, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)
+        if self.q_norm and self.k_norm:
+            q, k = turned.split(self.heads[:2], dim=2)
+            turned = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
         q, k = rotate(turned, tables).split(self.heads[:2], dim=2)
         keys, values = cache.append(self.index, k, v)
         x.add_(self.out(plan.attend(q, keys, values).view(x.shape[0], -1)), alpha=self.out.scale)
@@ -200,7 +210,7 @@ class Decoder:
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.cache, self.embed, self.weights = cache, model.model.embed_tokens, laid_out(model)
         columns = torch.arange(cache.capacity)[None]
-        self.tables = rope_tables(columns, model.config.head_dim, model.config.rope_theta)
+        self.tables = model.rope_tables(columns)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """``tokens`` [B], the last of each row -> logits [B, output_size] of the next."""

@@ -24,7 +24,7 @@ from minimind.interop import huggingface, upstream
 from minimind.interop.huggingface import CONFIG
 from minimind.interop.partitioned import read_weights
 from minimind.model.transformer import ModelConfig, Transformer
-from minimind.text.tokenizer import FILE_NAME, Tokenizer
+from minimind.text.tokenizer import NAMES, Tokenizer
 
 CHECKPOINT = re.compile(r"checkpoints/step-\d{8,}")  # what a run's `latest` names
 State = dict[str, Tensor]
@@ -128,8 +128,10 @@ def _read(source: Path) -> tuple[State, ModelConfig, Path]:
 
 
 def _tokenizer(path: Path, source: Path) -> Tokenizer:
-    if path.is_dir() and not (path / FILE_NAME).is_file():
-        raise UserError(f"{source}: no {FILE_NAME} in {path}; give the tokenizer that the model was trained with")
+    if path.is_dir() and not Tokenizer.there(path):
+        raise UserError(
+            f"{source}: no {' and no '.join(NAMES)} in {path}; give the tokenizer that the model was trained with"
+        )
     return Tokenizer.load(path)
 
 
@@ -161,4 +163,4 @@ def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
     if not isinstance(state, dict):
         raise UserError(f"{file}: not a DeepSpeed checkpoint (it has no weights under 'module')")
     weights = {name: value.contiguous() for name, value in state.items()}
-    return weights, run.model, run_dir if (run_dir / FILE_NAME).is_file() else run.tokenizer or run_dir
+    return weights, run.model, run_dir if Tokenizer.there(run_dir) else run.tokenizer or run_dir

@@ -1,1 +1,1 @@
-"""Other projects' formats: Hugging Face Llama, GGUF, MiniMind .pth."""
+"""Other projects' formats: Hugging Face, GGUF, MiniMind .pth."""

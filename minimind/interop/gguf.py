@@ -1,16 +1,19 @@
-"""A model as one GGUF file (version 3, architecture ``llama``), which llama.cpp and what is built on it load.
-Needs the extra ``gguf``.
+"""A model as one GGUF file (version 3, architecture ``llama``, ``qwen2`` or ``qwen3``), which llama.cpp and what is
+built on it load. Needs the extra ``gguf``.
 
 Contract: llama.cpp computes the same logits up to the precision of ``dtype``, takes the same tokens for ordinary text
 and builds the same chat prompts. What that needs:
 
-- llama.cpp turns neighbouring channels (rope type NORM), so the rows of q and k within each head go from half-rotation
-  order into pairs: ``LlamaModel.permute`` of its convert_hf_to_gguf.py.
+- As ``llama`` (Mistral too) llama.cpp turns neighbouring channels (rope type NORM), so the rows of q and k within each
+  head go from half-rotation order into pairs: ``LlamaModel.permute`` of its convert_hf_to_gguf.py. As ``qwen2`` and
+  ``qwen3`` it turns halves, as we do.
+- Of scaled positions, ``linear`` and ``yarn`` are named in the file, and ``llama3`` is a tensor of what each frequency
+  is divided by. YaRN with a factor of the attention that is not the usual one is refused: llama.cpp has no such field.
 - The tokenizer is SentencePiece's (``tokenizer.ggml.model = llama``): pieces, scores and types as they are, and no
   space put in front. Every prompt begins with bos. The first four ids are spelled ``<|bos|>`` and so on, as in
   tokenizer_files.py: llama.cpp takes a special token's spelling in a chat for the token, and ``<s>`` is common.
-- Norms stay fp32, which llama.cpp wants. Rows of the vocabulary beyond the tokenizer's are left out: nothing is
-  generated from them here either.
+- Norms and biases stay fp32, which llama.cpp wants. Rows of the vocabulary beyond the tokenizer's are left out: nothing
+is generated from them here either.
 
 Weaknesses: ``<|im_start|>`` typed by a user in a chat is taken for the token, and U+2581 for a space.
 """
@@ -27,7 +30,8 @@ from torch import Tensor
 
 from minimind.base.errors import UserError
 from minimind.base.files import replacing
-from minimind.config.model import ModelConfig
+from minimind.config.model import ModelConfig, ModelType, RopeScaling
+from minimind.model.rope import attention_factor, inverse_frequencies
 from minimind.text.chat import JINJA
 from minimind.text.tokenizer import Tokenizer
 
@@ -49,10 +53,13 @@ _NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_ARCHITECTURES: dict[ModelType, str] = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
 def save_gguf(
@@ -65,15 +72,17 @@ def save_gguf(
 ) -> None:
     """Write ``path``, complete or not at all; ``dtype`` of the matrices, ``name`` for people.
 
-    Raises UserError without the extra ``gguf``, and when a weight is too large for f16.
+    Raises UserError without the extra ``gguf``, for positions that llama.cpp can't scale so, and when a weight is too
+    large for f16.
     """
+    _refuse_scaling(config)
     try:
         import gguf
     except ImportError as error:
         raise UserError("gguf is missing: pip install 'minimind-deepspeed[gguf]'") from error
     tensors = dict(named_tensors(model_state, config, tokenizer.vocab_size, dtype))
     with replacing(Path(path)) as file:
-        writer = gguf.GGUFWriter(file.name, "llama")
+        writer = gguf.GGUFWriter(file.name, _ARCHITECTURES[config.model_type])
         try:
             writer.add_name(name)
             writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
@@ -100,7 +109,7 @@ def named_tensors(
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         value = value.detach().cpu()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        if name.endswith(("q_proj.weight", "k_proj.weight")) and _ARCHITECTURES[config.model_type] == "llama":
             value = paired_rows(value, config.head_dim)
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
             value = value[:vocab_size]
@@ -108,15 +117,20 @@ def named_tensors(
         if not wanted.isfinite().all() and value.isfinite().all():
             raise UserError(f"{name}: a weight is too large for f16: take --dtype bf16 or f32")
         yield gguf_name(name), wanted
+    if config.rope_scaling is not None and config.rope_scaling.rope_type == "llama3":
+        plain, stretched = (
+            inverse_frequencies(config.head_dim, config.rope_theta, scaling) for scaling in (None, config.rope_scaling)
+        )
+        yield "rope_freqs.weight", plain / stretched
 
 
 def gguf_name(name: str) -> str:
     """``model.layers.3.mlp.up_proj.weight`` -> ``blk.3.ffn_up.weight``."""
-    stem = name.removesuffix(".weight")
+    stem, kind = name.rsplit(".", 1)
     if not stem.startswith("model.layers."):
-        return f"{_NAMES[stem]}.weight"
+        return f"{_NAMES[stem]}.{kind}"
     layer, part = stem.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{layer}.{_NAMES[part]}.weight"
+    return f"blk.{layer}.{_NAMES[part]}.{kind}"
 
 
 def paired_rows(weight: Tensor, head_dim: int) -> Tensor:
@@ -143,6 +157,37 @@ def _add_shape(writer: Any, config: ModelConfig, vocab_size: int) -> None:
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    _add_scaling(writer, config.rope_scaling)
+
+
+def _add_scaling(writer: Any, scaling: RopeScaling | None) -> None:
+    """llama3 is a tensor instead."""
+    from gguf import RopeScalingType
+
+    if scaling is None or scaling.rope_type == "llama3":
+        return
+    writer.add_rope_scaling_type(RopeScalingType.YARN if scaling.rope_type == "yarn" else RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(scaling.factor)
+    if scaling.original_max_position_embeddings is not None:
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position_embeddings)
+
+
+def _refuse_scaling(config: ModelConfig) -> None:
+    """llama.cpp takes YaRN's usual factor and ramp."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.rope_type != "yarn":
+        return
+    usual = RopeScaling(
+        rope_type="yarn",
+        factor=scaling.factor,
+        original_max_position_embeddings=scaling.original_max_position_embeddings,
+    )
+    ramp = ((scaling.beta_fast or 32), (scaling.beta_slow or 1), scaling.truncate is not False)
+    if attention_factor(scaling) != attention_factor(usual) or ramp != (32, 1, True):
+        raise UserError(
+            "rope_scaling: YaRN with its own attention_factor, mscale, beta or truncate has no place in a GGUF file: "
+            "take --format hf"
+        )
 
 
 def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:

@@ -1,14 +1,13 @@
-"""Hugging Face layout: a directory that ``transformers`` loads as LlamaForCausalLM, and such directories
+"""Hugging Face layout: a directory that ``transformers`` loads as a model of its family, and such directories
 read back.
 
 Written: config.json, model.safetensors, generation_config.json, tokenizer.model (ours, the original),
 tokenizer.json, tokenizer_config.json and chat_template.jinja (for transformers). Each file appears complete
 or not at all, config.json last, so a directory with a config.json is whole. Reading accepts sharded
-safetensors and what transformers 4 and 5 write; a Llama that ``model.py`` can't build (biases, RoPE
-scaling, another activation) is refused with the reason.
+safetensors and what transformers 4 and 5 write, and one ``pytorch_model.bin``, as MiniMind writes it (as weights only:
+it can't run code); a model that the transformer can't build is refused with the reason (huggingface_config.py).
 
-Weakness: pickled ``pytorch_model.bin`` files are not read; re-save such a model as safetensors with
-transformers.
+Weakness: sharded ``pytorch_model-*.bin`` files are not read; re-save such a model as safetensors with transformers.
 """
 
 from __future__ import annotations
@@ -29,22 +28,14 @@ from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.base.errors import UserError
 from minimind.base.files import path_inside, read_inside, replacing, write_bytes_durably
 from minimind.config.model import ModelConfig
+from minimind.interop.huggingface_config import of_minimind, refusals, shape_fields, transformers_config
 from minimind.interop.tokenizer_files import tokenizer_files
-from minimind.text.tokenizer import BOS_ID, EOS_ID, FILE_NAME, PAD_ID, Tokenizer
+from minimind.interop.upstream import read_torch
+from minimind.text.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+PICKLE = "pytorch_model.bin"
 MAKER = "minimind-deepspeed"  # in the weights' header, where transformers looks for "format" only
-_FIXED: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "attention_dropout": 0.0,
-    "pad_token_id": PAD_ID,
-    "bos_token_id": BOS_ID,
-    "eos_token_id": EOS_ID,
-}  # what an export's config.json says besides shape and dtype
 State = dict[str, Tensor]
 
 
@@ -59,8 +50,8 @@ def save_pretrained(
     directory.mkdir(parents=True, exist_ok=True)
     contents = {"generation_config.json": _json(_generation_config(tokenizer))}
     if tokenizer is not None:
-        contents |= {FILE_NAME: tokenizer.model_bytes}
-        contents |= tokenizer_files(tokenizer, config.max_position_embeddings)
+        contents |= tokenizer.files
+        contents |= tokenizer_files(tokenizer, config.max_position_embeddings) if tokenizer.is_sentencepiece else {}
     _refuse_others(directory, contents)
     (directory / CONFIG).unlink(missing_ok=True)  # not whole until the end
     weights = {
@@ -68,7 +59,8 @@ def save_pretrained(
     }
     with replacing(directory / WEIGHTS) as file:
         save_file(weights, file.name, metadata={"format": "pt", "made_by": MAKER})
-    contents[CONFIG] = _json(llama_config(config, next(iter(weights.values())).dtype))
+    about = transformers_config(config, next(iter(weights.values())).dtype) | _special_ids(tokenizer)
+    contents[CONFIG] = _json(about)
     for name, content in contents.items():
         write_bytes_durably(directory / name, content)
 
@@ -86,7 +78,8 @@ def _is_export(directory: Path) -> bool:
     """By the keys of its config.json; without one (the export was killed) by what the weights say of themselves."""
     try:
         if os.path.lexists(directory / CONFIG):
-            return set(_read_json(directory / CONFIG)) == {*_FIXED, "torch_dtype", *ModelConfig.model_fields}
+            ours = transformers_config(read_config(directory / CONFIG), torch.float32)
+            return set(_read_json(directory / CONFIG)) == set(ours)
         with safe_open(path_inside(directory, WEIGHTS), framework="pt") as file:
             return bool((file.metadata() or {}).get("made_by") == MAKER)
     except (UserError, OSError, SafetensorError):
@@ -101,42 +94,56 @@ def _tied(name: str, config: ModelConfig) -> bool:
     return config.tie_word_embeddings and name == "lm_head.weight"
 
 
-def llama_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json of a LlamaForCausalLM; transformers 4 and 5 both read ``torch_dtype`` and ``rope_theta``."""
-    return {**_FIXED, "torch_dtype": str(dtype).removeprefix("torch."), **config.model_dump()}
-
-
 def _generation_config(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Answers end with <|im_end|>, texts with eos."""
-    stops = [EOS_ID] if tokenizer is None else [EOS_ID, tokenizer.im_end_id]
+    ids = _special_ids(tokenizer)
+    stops = [ids["eos_token_id"]] if tokenizer is None else sorted({ids["eos_token_id"], tokenizer.im_end_id})
     sampling = {"do_sample": True, "temperature": TEXT_TEMPERATURE, "top_p": TEXT_TOP_P}
-    return {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": stops, **sampling}
+    return {**ids, "eos_token_id": stops, **sampling}
+
+
+def _special_ids(tokenizer: Tokenizer | None) -> dict[str, int]:
+    """By their names in config.json; without a tokenizer those of ours."""
+    if tokenizer is None:
+        return {"pad_token_id": PAD_ID, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID}
+    return {f"{name}_token_id": getattr(tokenizer, f"{name}_id") for name in ("pad", "bos", "eos")}
 
 
 def load_pretrained(directory: str | Path) -> tuple[State, ModelConfig]:
     """Weights (as saved, without a tied output projection) and shape. Raises UserError for what can't be ours."""
     directory = Path(directory)
-    config = read_config(directory / CONFIG)
+    raw, config = _read_json(directory / CONFIG), read_config(directory / CONFIG)
     state: State = {}
     for name in _weight_files(directory):
-        try:
-            state |= load_file(path_inside(directory, name))
-        except OSError as error:
-            raise UserError(f"{directory / name}: can't be read: {error.strerror or error}") from error
-        except SafetensorError as error:
-            raise UserError(f"{directory / name}: can't be read as safetensors ({error})") from error
+        state |= _read_weights(directory, name)
+    config = of_minimind(config, raw, state)
     dropped = {name for name in state if _tied(name, config) or name.endswith("rotary_emb.inv_freq")}
     return {name: value for name, value in state.items() if name not in dropped}, config
+
+
+def _read_weights(directory: Path, name: str) -> State:
+    try:
+        file = path_inside(directory, name)
+        return read_torch(file) if name == PICKLE else load_file(file)
+    except OSError as error:
+        raise UserError(f"{directory / name}: can't be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UserError(f"{directory / name}: can't be read as safetensors ({error})") from error
 
 
 def _weight_files(directory: Path) -> list[str]:
     if (directory / WEIGHTS).is_file():
         return [WEIGHTS]
+    if not (directory / INDEX).is_file() and (directory / PICKLE).is_file():
+        return [PICKLE]
     if not (directory / INDEX).is_file():
         raise UserError(
             f"{directory}: neither {WEIGHTS} nor {INDEX}; re-save the model as safetensors with transformers"
         )
-    names = _read_json(directory / INDEX).get("weight_map", {}).values()
+    index = _read_json(directory / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise UserError(f"{directory / INDEX}: names no weights (weight_map); copy the file again")
+    names = index.values()
     return sorted({Path(str(name)).name for name in names})  # .name: never outside the directory
 
 
@@ -153,33 +160,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The shape in a config.json. Raises UserError with every reason why ``model.py`` can't build it."""
+    """The shape in a config.json. Raises UserError with every reason why the transformer can't build it."""
     raw = _read_json(path)
-    rope = raw.get("rope_parameters") or {}  # where transformers 5 keeps theta
-    reasons = _refusals(raw, rope)
-    if reasons:
+    if reasons := refusals(raw):
         raise UserError(f"{path}: this model can't be loaded: {'; '.join(reasons)}")
-    fields = {name: raw[name] for name in ModelConfig.model_fields if name in raw}
-    fields.setdefault("rope_theta", rope.get("rope_theta", 10000.0))  # Llama's own default
-    fields.setdefault("tie_word_embeddings", False)
-    fields.setdefault("rms_norm_eps", 1e-6)
-    fields.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
     try:
-        return ModelConfig(**fields)
+        return ModelConfig(**shape_fields(raw))
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-
-
-def _refusals(raw: dict[str, Any], rope: dict[str, Any]) -> list[str]:
-    kind, scaling = raw.get("model_type"), raw.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
-    checks = {
-        f'model_type is "{kind}", only "llama" and MiniMind\'s own are known': kind not in ("llama", "minimind"),
-        "it is a mixture of experts": bool(raw.get("use_moe")),
-        f"its activation is {raw.get('hidden_act')}, not silu": raw.get("hidden_act", "silu") != "silu",
-        "it has attention biases": bool(raw.get("attention_bias")),
-        "it has MLP biases": bool(raw.get("mlp_bias")),
-        f"its positions are scaled ({rope_type})": rope_type != "default",
-    }
-    return [reason for reason, applies in checks.items() if applies]

@@ -3,13 +3,15 @@ configuration.
 
 Contract: three generations are told apart by their names, and the shape is inferred from the tensors.
 
+- 2026, ``model_minimind.py`` with ``q_norm`` and ``k_norm``: Qwen3's names and formulas, taken as they are. The size of
+  a head is that of its norm, and so its numbers of heads are known.
 - 2025, ``model_minimind.py``: Llama's names, half-rotation positions: taken as they are.
 - 2024 to early 2025, ``model.py``: ``tok_embeddings``, ``attention.wq``, ``feed_forward.w1/w2/w3`` (gate,
   down, up). Rotary positions turn neighbouring channels, so the rows of wq and wk are put into
   half-rotation order, which gives the same logits.
-- 2026, with ``q_norm``/``k_norm``, and any mixture of experts: refused, ``model.py`` has neither.
+- Any mixture of experts: refused.
 
-Head counts are not in the file. MiniMind used 8 query and 2 key/value heads (theta 1e6), and in 2024 16 and
+Before 2026 head counts are not in the file. MiniMind used 8 query and 2 key/value heads (theta 1e6), and in 2024 16 and
 8 (theta 1e4): the ratio of the projections tells which. Pass ``config`` for anything else. Weakness: a fork
 with another head count of the same ratio would be misread without it. MiniMind's tokenizer differs from
 ours; the vocabulary of the file is what counts.
@@ -28,10 +30,12 @@ from torch import Tensor
 
 from minimind.base.errors import UserError
 from minimind.base.files import replacing
-from minimind.config.model import ModelConfig
+from minimind.config.model import ModelConfig, default_intermediate_size
 
 State = dict[str, Tensor]
 _HEADS = {4: (8, 2, 1e6), 2: (16, 8, 1e4)}  # query rows per key row -> query heads, key/value heads, rope_theta
+_OF_2025: dict[str, Any] = {"model_type": "llama", "rms_norm_eps": 1e-5}
+_OF_2026: dict[str, Any] = {"model_type": "qwen3", "rms_norm_eps": 1e-6}
 _OLD_NAMES = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -83,7 +87,7 @@ def load_pth(path: str | Path, config: ModelConfig | None = None) -> tuple[State
 
 
 def save_pth(model_state: Mapping[str, Tensor], config: ModelConfig, path: str | Path) -> None:
-    """Write the 2025 generation's file: Llama's names, a tied projection under both, fp16 as MiniMind saves it."""
+    """Write the file of 2025, or of 2026 for its shape: a tied projection under both names, fp16 as MiniMind saves."""
     state = {name: value.detach().cpu().half() for name, value in model_state.items()}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -93,28 +97,52 @@ def save_pth(model_state: Mapping[str, Tensor], config: ModelConfig, path: str |
 
 def check_exportable(state: Mapping[str, Tensor], config: ModelConfig, source: Path) -> None:
     """Raises UserError for a model that its .pth would not bring back: one whose shape can't be told from its tensors,
-    or with a weight too large for fp16."""
+    that MiniMind itself would not build, or with a weight too large for fp16."""
     silent = {"initializer_range": 0.02, "max_position_embeddings": 32768}  # neither changes a logit
+    _refuse_scaling(config, source)
     read = infer_config(state, source)
     theirs, ours = read.model_copy(update=silent), config.model_copy(update=silent)
     if theirs != ours:
-        names = [name for name in ModelConfig.model_fields if getattr(theirs, name) != getattr(ours, name)]
-        told = ", ".join(f"{name} {getattr(ours, name)} as {getattr(theirs, name)}" for name in names)
         raise UserError(
-            f"{source}: a MiniMind .pth holds no shape, and this one would be read with {told}: take --format hf"
+            f"{source}: a MiniMind .pth holds no shape, and this one would be read with {_told(ours, theirs)}: "
+            "take --format hf"
         )
+    built = ours.model_copy(update=_of_minimind(ours))
+    if built != ours:
+        raise UserError(f"{source}: MiniMind builds its models with {_told(ours, built)}: take --format hf")
     largest = torch.finfo(torch.float16).max
     if any(value.abs().max() > largest for value in state.values()):
         raise UserError(f"{source}: a weight is too large for a MiniMind .pth, which is fp16: take --format hf")
 
 
+def _refuse_scaling(config: ModelConfig, source: Path) -> None:
+    """For a reason in words; the comparison of shapes would find it too."""
+    if config.rope_scaling is not None:
+        raise UserError(
+            f"{source}: its positions are scaled ({config.rope_scaling.rope_type}), which a MiniMind .pth can't say: "
+            "take --format hf"
+        )
+
+
+def _of_minimind(config: ModelConfig) -> dict[str, Any]:
+    """What MiniMind derives from a model's width and family instead of reading it."""
+    fields = {
+        "tie_word_embeddings": True,
+        "intermediate_size": default_intermediate_size(config.hidden_size, config.model_type),
+    }
+    if config.model_type == "qwen3":
+        fields |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": config.hidden_size // 8}
+    return fields
+
+
+def _told(ours: ModelConfig, theirs: ModelConfig) -> str:
+    names = [name for name in ModelConfig.model_fields if getattr(theirs, name) != getattr(ours, name)]
+    return ", ".join(f"{name} {getattr(ours, name)} as {getattr(theirs, name)}" for name in names)
+
+
 def _refuse_unknown(state: State, path: Path) -> None:
     if any(".experts." in name or "shared_experts" in name for name in state):
         raise UserError(f"{path}: a mixture of experts; only MiniMind's dense models can be loaded")
-    if any(name.endswith("q_norm.weight") for name in state):
-        raise UserError(
-            f"{path}: MiniMind of 2026, which normalises queries and keys; this architecture is not built here"
-        )
     if not {"tok_embeddings.weight", "model.embed_tokens.weight"} & state.keys():
         raise UserError(f"{path}: not a MiniMind weight file (no token embedding among {len(state)} tensors)")
 
@@ -132,7 +160,13 @@ def infer_config(state: Mapping[str, Tensor], path: Path) -> ModelConfig:
         vocab, hidden = state["model.embed_tokens.weight"].shape
         queries = state["model.layers.0.self_attn.q_proj.weight"].shape[0]
         keys = state["model.layers.0.self_attn.k_proj.weight"].shape[0]
-        heads, kv_heads, theta = _HEADS[queries // keys]
+        normed = state.get("model.layers.0.self_attn.q_norm.weight")
+        if normed is None:
+            heads, kv_heads, theta = _HEADS[queries // keys]
+            family = _OF_2025
+        else:
+            heads, kv_heads, theta = queries // len(normed), keys // len(normed), 1e6
+            family = _OF_2026
         layers = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("model.layers."))
         intermediate = state["model.layers.0.mlp.gate_proj.weight"].shape[0]
         output = state.get("lm_head.weight")
@@ -147,8 +181,9 @@ def infer_config(state: Mapping[str, Tensor], path: Path) -> ModelConfig:
             intermediate_size=intermediate,
             rope_theta=theta,
             tie_word_embeddings=tied,
+            **family,
         )
-    except (KeyError, ValueError, ValidationError) as error:
+    except (KeyError, ValueError, ValidationError, ZeroDivisionError) as error:
         raise UserError(
             f"{path}: its shape is not one of MiniMind's dense models ({type(error).__name__}: {error})"
         ) from error

@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from minimind.base.processor import cpu_has_fast, linear_pointwise, onednn_multiplies
+from minimind.config.model import RopeScaling
+from minimind.model.rope import attention_factor, inverse_frequencies
 from minimind.model.torch_gradients import silu_gradient
 
 
@@ -143,17 +145,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x32, (x.shape[-1],), weight.float(), eps).to(x.dtype)
 
 
-def rope_tables(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    position_ids: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the rotary angles: ``position_ids [B, T]`` -> two fp32 ``[B, T, 1, head_dim]``.
 
     Each half of the channels has all angles; the first half's sines are negated, as ``rotate`` wants them.
     Computed at each forward (about a thousandth of it) rather than kept as buffers: nothing to be cast to
     half by ``module.half()``, to be lost in a meta-device build, or to bound the length. The formula is
-    Hugging Face Llama's.
+    Hugging Face Llama's. ``scaling``: see rope.py; YaRN's factor of the attention is in both tables.
     """
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64, device=position_ids.device).float() / head_dim
-    angles = (position_ids[..., None].float() * (1.0 / theta**exponent)).unsqueeze(2)
+    frequencies = inverse_frequencies(head_dim, theta, scaling, position_ids.device)
+    angles = (position_ids[..., None].float() * frequencies).unsqueeze(2)
     cos, sin = angles.cos(), angles.sin()
+    if scaling is not None and (factor := attention_factor(scaling)) != 1.0:
+        cos, sin = cos * factor, sin * factor
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 

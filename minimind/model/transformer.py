@@ -1,13 +1,13 @@
-"""The transformer: a Llama in MiniMind's shapes, with Hugging Face's parameter names.
+"""The transformer: a dense Llama, Mistral, Qwen2 or Qwen3 (MiniMind's shapes are among them), with Hugging Face's
+parameter names.
 
-Pre-norm RMSNorm, rotary positions (half rotation), grouped-query attention, SwiGLU, no biases, no dropout,
-tied embeddings. With the same weights its logits equal ``transformers.LlamaForCausalLM``'s
-(tests/model/test_transformer.py). Packed rows: pass ``document_ids`` and positions that restart, and a document gives
-the logits of the document alone. Labels are aligned already; the loss is a sum. Half-precision parameters
-are expected to be cast by the engine; norms and loss still compute in fp32.
+Pre-norm RMSNorm, rotary positions (half rotation), grouped-query attention, SwiGLU, no dropout; Qwen2 adds biases to
+queries, keys and values, Qwen3 norms each head of queries and keys. With the same weights its logits equal
+transformers' (tests/model/test_transformer.py). Packed rows: pass ``document_ids`` and positions that restart, and a
+document gives the logits of the document alone. Labels are aligned already; the loss is a sum. Half-precision
+parameters are expected to be cast by the engine; norms and loss still compute in fp32.
 
-Weakness: one architecture only. RoPE scaling, biases and experts are refused on import instead of being
-approximated.
+Weakness: these families only. Windows, other biases and experts are refused on import instead of being approximated.
 """
 
 from __future__ import annotations
@@ -32,14 +32,20 @@ Tables = tuple[Tensor, Tensor]
 
 
 class Linear(nn.Module):
-    """A weight [out, in] without bias; unset memory until ``Transformer.init_weights`` or a load fills it."""
+    """A weight [out, in], with a bias [out] only where one is asked for; unset memory until
+    ``Transformer.init_weights`` or a load fills it."""
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        return self.shifted(linear(x, self.weight))
+
+    def shifted(self, product: Tensor) -> Tensor:
+        """The ``product`` of the weight and an input, with the bias."""
+        return product if self.bias is None else product + self.bias
 
 
 class RMSNorm(nn.Module):
@@ -55,25 +61,30 @@ class RMSNorm(nn.Module):
 
     def projected(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
         """The linear ``layers`` of the normed ``x``; in eager training on a CPU the normed ``x`` is not kept."""
-        return normed_projections(x, self.weight, self.eps, [layer.weight for layer in layers])
+        products = normed_projections(x, self.weight, self.eps, [layer.weight for layer in layers])
+        return tuple(layer.shifted(product) for layer, product in zip(layers, products, strict=True))
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions; the heads of queries and keys are normed where the family does."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.index, self.head_dim = index, config.head_dim
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = Linear(config.hidden_size, queries)
-        self.k_proj = Linear(config.hidden_size, keys)
-        self.v_proj = Linear(config.hidden_size, keys)
+        self.q_proj = Linear(config.hidden_size, queries, config.qkv_bias)
+        self.k_proj = Linear(config.hidden_size, keys, config.qkv_bias)
+        self.v_proj = Linear(config.hidden_size, keys, config.qkv_bias)
         self.o_proj = Linear(queries, config.hidden_size)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
         projected = norm.projected(x, self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (y.view(*x.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, tables), rotate(k, tables)
         if cache is not None:
             k, v = cache.append(self.index, k, v)
@@ -146,7 +157,7 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """N(0, initializer_range); what writes to the residual stream scaled by 1/sqrt(2 * layers); norms
-        1.
+        1, biases 0.
 
         Deterministic in ``seed``, the same on every device, and without touching the global random state.
         """
@@ -160,7 +171,7 @@ class Transformer(nn.Module):
         residual = 1.0 / math.sqrt(2 * self.config.num_hidden_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
-                yield torch.ones(parameter.shape)
+                yield (torch.zeros if name.endswith(".bias") else torch.ones)(parameter.shape)
                 continue
             scale = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
             yield torch.randn(parameter.shape, generator=generator) * (self.config.initializer_range * scale)
@@ -169,6 +180,11 @@ class Transformer(nn.Module):
     def output_weight(self) -> Tensor:
         """The output projection ``[V, H]``: the embedding itself when tied."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def rope_tables(self, position_ids: Tensor) -> Tables:
+        """``ops.rope_tables`` of this model."""
+        config = self.config
+        return rope_tables(position_ids, config.head_dim, config.rope_theta, config.rope_scaling)
 
     def hidden_states(
         self,
@@ -186,7 +202,7 @@ class Transformer(nn.Module):
             plan = attention.plan(document_ids, self.attention_backend, dtype, head_dim)
             positions = torch.arange(length, device=input_ids.device)[None]
         positions = positions if position_ids is None else position_ids
-        tables = rope_tables(positions, self.config.head_dim, self.config.rope_theta)
+        tables = self.rope_tables(positions)
         x = self.model.embed_tokens(input_ids)
         for layer in self.model.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():

@@ -16,18 +16,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
+from minimind.text.template import JINJA
 from minimind.text.tokenizer import Tokenizer
+
+__all__ = ["JINJA", "ROLES", "Fitted", "Rendered", "Role", "Turn", "fit", "is_answer", "prompt_ids", "render"]
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = get_args(Role)
-
-JINJA = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-"""The template as Hugging Face's ``chat_template``; tests spell it out and compare."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ def is_answer(turn: Turn) -> bool:
 
 
 def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
-    """The whole conversation. ValueError on a lone surrogate in a content."""
+    """The whole conversation. ValueError on a lone surrogate in a content, UserError from ``check_chats``."""
     return _join(tokenizer, _spans(turns, tokenizer))
 
 
@@ -104,6 +99,7 @@ def fit(turns: Sequence[Turn], tokenizer: Tokenizer, max_tokens: int) -> Fitted 
 
 def _spans(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[Rendered]:
     """Each turn's ids and flags, without bos. Header, content and line break are encoded apart."""
+    tokenizer.check_chats()
     texts = [text for turn in turns for text in (f"{turn.role}\n", turn.content)]
     encoded = tokenizer.encode_batch([*texts, "\n"])
     line_break = encoded.pop()

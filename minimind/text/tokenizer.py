@@ -1,4 +1,5 @@
-"""The tokenizer: SentencePiece BPE over text as it is; every Unicode string comes back exactly.
+"""The tokenizer: our SentencePiece BPE, by which every Unicode string comes back exactly, or a Hugging Face
+tokenizer.json, whose ids are the ``tokenizers`` library's (huggingface_codec.py). Of ours:
 
 Contract
     ids    pad 0, bos 1, eos 2, unk 3, ``<|im_start|>`` 4, ``<|im_end|>`` 5, 256 byte pieces, learned pieces.
@@ -23,106 +24,121 @@ import heapq
 import io
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import sentencepiece
 
 from minimind.base.defaults import VOCABULARY
 from minimind.base.errors import UserError
 from minimind.base.files import read_inside, read_named, write_bytes_durably
+from minimind.text.codec import IM_END, IM_START, Codec, Ids, outside, refuse_surrogates
+from minimind.text.huggingface_codec import BESIDE, JSON_NAME, TEMPLATE, HuggingFaceCodec
+from minimind.text.sentencepiece_codec import (
+    ADVICE,
+    BOS_ID,
+    EOS_ID,
+    FILE_NAME,
+    PAD_ID,
+    SPACE_SYMBOL,
+    UNK_ID,
+    SentencePieceCodec,
+)
 
-FILE_NAME = "tokenizer.model"
-PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
-IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+__all__ = [
+    "BOS_ID",
+    "EOS_ID",
+    "FILE_NAME",
+    "IM_END",
+    "IM_START",
+    "NAMES",
+    "PAD_ID",
+    "UNK_ID",
+    "StreamDecoder",
+    "Tokenizer",
+    "train_tokenizer",
+]
 
-_SPACE_SYMBOL = "\u2581"  # SentencePiece's spelling of a space inside a piece
-_SPACE_SYMBOL_BYTES = tuple(_SPACE_SYMBOL.encode("utf-8"))
+NAMES = (FILE_NAME, JSON_NAME)
+
 _TRAINING_BREAKS = re.compile("[\n\0\u2581\u2585]+")  # the trainer drops or misreads lines with the last three
 _SECTION = 4096  # characters of training text sampled together
-_LONG_TEXT = 1 << 20  # characters; SentencePiece takes about 60 bytes for each character of one string
-_SMALL_BATCH = 32  # below this, starting SentencePiece's thread costs more than it gives
 _PROBE = "  a\tb \r\n\x00 Ａ①ﬁ 你好，1234 \U0001f600\ufffd <s> "  # every normaliser but identity alters it
-_ADVICE = "`minimind train-tokenizer --help` says how to train one"
-
-_Ids = npt.NDArray[np.int32]
-_ByteTable = dict[int, bytes]
 
 
 class Tokenizer:
     """A trained model held in memory, picklable. Make one with `Tokenizer.load`."""
 
-    def __init__(self, model: bytes, path: Path) -> None:
+    def __init__(self, files: Mapping[str, bytes], path: Path) -> None:
         self.path = path
-        self.fingerprint = hashlib.sha256(model).hexdigest()
-        self._model = model
-        self._processor = _open_model(model, path)
-        self.vocab_size: int = self._processor.vocab_size()
-        self.pad_id, self.bos_id, self.eos_id = PAD_ID, BOS_ID, EOS_ID
-        self.im_start_id: int = self._processor.PieceToId(IM_START)
-        self.im_end_id: int = self._processor.PieceToId(IM_END)
-        self._text_bytes, self._special_bytes = _byte_tables(self._processor)
-        self._longest_piece = max(map(len, self._text_bytes.values()))  # bytes
-        self._pairs = _inner_pairs(self._text_bytes.values())
-        first_byte: int = self._processor.PieceToId("<0x00>")
-        self._space_symbol_ids = np.array([first_byte + byte for byte in _SPACE_SYMBOL_BYTES], dtype=np.int32)
+        self._codec = codec = _codec(files, path)
+        self.files = codec.files
+        self.fingerprint = _fingerprint(codec.files)
+        self.vocab_size = codec.vocab_size
+        self.pad_id, self.bos_id, self.eos_id = codec.pad_id, codec.bos_id, codec.eos_id
+        self.im_start_id, self.im_end_id = codec.im_start_id, codec.im_end_id
         self._check()
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer.model, or the one in a directory. UserError if it is absent or not one of ours."""
+        """Read a tokenizer.model or tokenizer.json, or the one in a directory. UserError if it is absent or can't be
+        used."""
         path = Path(path)
-        file = path / FILE_NAME if path.is_dir() else path
+        directory = path if path.is_dir() else path.parent
+        names = [name for name in NAMES if (path / name).is_file()] if path.is_dir() else [path.name]
         try:
-            model = read_inside(path, FILE_NAME) if path.is_dir() else read_named(path)
+            files = {name: read_inside(path, name) if path.is_dir() else read_named(path) for name in names}
+            if not files:
+                raise FileNotFoundError(2, "No such file or directory")
+            if any(_is_json(name, content) for name, content in files.items()):
+                files |= {name: read_inside(directory, name) for name in BESIDE if (directory / name).is_file()}
         except OSError as error:
+            file = path / FILE_NAME if path.is_dir() else path
             raise UserError(
-                f"no tokenizer at {file} ({error.strerror}); give its file or directory, or {_ADVICE}"
+                f"no tokenizer at {file} ({error.strerror}); give its file or directory, or {ADVICE}"
             ) from error
-        return cls(model, file)
+        return cls(files, directory / names[0])
 
-    def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes, Path]]:
-        return Tokenizer, (self._model, self.path)
+    @staticmethod
+    def there(directory: Path) -> bool:
+        """Whether the directory holds one of either kind."""
+        return any((directory / name).is_file() for name in NAMES)
+
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[Mapping[str, bytes], Path]]:
+        return Tokenizer, (self.files, self.path)
+
+    @property
+    def is_sentencepiece(self) -> bool:
+        """Whether it is one of ours; else a tokenizer.json."""
+        return FILE_NAME in self.files
 
     @property
     def model_bytes(self) -> bytes:
-        """The SentencePiece model file, byte for byte."""
-        return self._model
+        """The SentencePiece model file, byte for byte. UserError for a tokenizer that is none."""
+        if not self.is_sentencepiece:
+            raise UserError(f"{self.path}: is no SentencePiece model, which this format needs: take --format hf")
+        return self.files[FILE_NAME]
+
+    def check_chats(self) -> None:
+        """UserError for a tokenizer that comes with another chat template than ours, or without our two tokens."""
+        if self._codec.no_chats is not None:
+            raise UserError(f"{self.path}: {self._codec.no_chats}; take it for texts, or another --tokenizer")
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; no bos, no eos, never a control id. ValueError on a lone surrogate."""
-        if _SPACE_SYMBOL in text or len(text) > _LONG_TEXT:
-            ids: list[int] = self._encode_in_parts(text).tolist()
-        else:
-            ids = self._encode_plain(text, int)
-        return ids
+        return self._codec.encode(text)
 
     def least_tokens(self, text: str) -> int:
-        """A number that `encode` can't stay below, at no cost: the text is its pieces' bytes, one after the other."""
-        spaces = text.count(_SPACE_SYMBOL)
-        rest = len(text.encode("utf-8", "surrogatepass")) - spaces * len(_SPACE_SYMBOL_BYTES)
-        return spaces * len(_SPACE_SYMBOL_BYTES) + -(-rest // self._longest_piece)
+        """A number that `encode` can't stay below, at no cost."""
+        return self._codec.least_tokens(text)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """`encode` of each text, in one call of SentencePiece (about 15 MB/s a thread)."""
-        if len(texts) < _SMALL_BATCH:
-            return [self.encode(text) for text in texts]
-        plain, odd = self._separate(texts)
-        encoded: list[list[int]] = self._encode_many(plain, threads, int)
-        for i in odd:
-            encoded[i] = self._encode_in_parts(texts[i]).tolist()
-        return encoded
+        """`encode` of each text, in one call of the library."""
+        return self._codec.encode_batch(texts, threads)
 
-    def encode_arrays(self, texts: Sequence[str], threads: int = 1) -> list[_Ids]:
-        """`encode_batch` as one read-only int32 array a text: less memory than lists, for writing stores."""
-        plain, odd = self._separate(texts)
-        encoded: list[_Ids] = self._encode_many(plain, threads, "numpy")
-        for i in odd:
-            encoded[i] = self._encode_in_parts(texts[i])
-        return encoded
+    def encode_arrays(self, texts: Sequence[str], threads: int = 1) -> list[Ids]:
+        """`encode_batch` as one int32 array a text: less memory than lists, for writing stores."""
+        return self._codec.encode_arrays(texts, threads)
 
     def encode_marked(self, text: str) -> list[int]:
         """As `encode`, but ``<|im_start|>`` and ``<|im_end|>`` in the text become their ids.
@@ -142,67 +158,46 @@ class Tokenizer:
         Bytes that are not UTF-8 (a model may generate them) become U+FFFD.
         ValueError for an id outside the vocabulary.
         """
-        table = self._special_bytes if with_special else self._text_bytes
+        table = self._codec.special_bytes if with_special else self._codec.text_bytes
         try:
             data = b"".join([table[i] for i in ids])
         except KeyError as error:
-            raise _outside(error.args[0], self.vocab_size) from None
-        return data.decode("utf-8", "replace")
+            raise outside(error.args[0], self.vocab_size) from None
+        text = data.decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._codec.strips_space else text
 
     def stream(self) -> StreamDecoder:
-        """A decoder for ids that arrive one by one."""
-        return StreamDecoder(self._text_bytes)
+        """A decoder for ids that arrive one by one; they continue a text, so a first space stays."""
+        return StreamDecoder(self._codec.text_bytes)
 
     def _check(self) -> None:
-        if self.decode(self.encode(_PROBE)) != _PROBE:
-            raise UserError(f"{self.path}: this SentencePiece model alters text; {_ADVICE}")
+        if self.is_sentencepiece and self.decode(self.encode(_PROBE)) != _PROBE:
+            raise UserError(f"{self.path}: this SentencePiece model alters text; {ADVICE}")
 
-    def _encode_many(self, texts: list[str], threads: int, return_type: Any) -> list[Any]:
-        try:
-            many: list[Any] = self._processor.Encode(texts, num_threads=threads, return_type=return_type)
-            return many
-        except TypeError:  # what the binding says of a string that has no UTF-8 form
-            for number, text in enumerate(texts):
-                _refuse_surrogates(text, f"text {number}: ")
+
+def _is_json(name: str, content: bytes) -> bool:
+    return name == JSON_NAME or (name != FILE_NAME and content.lstrip()[:1] == b"{")
+
+
+def _codec(files: Mapping[str, bytes], path: Path) -> Codec:
+    """Our SentencePiece model if there is one, else the tokenizer.json; a foreign tokenizer.model may lie beside it."""
+    model, *_ = (content for name, content in files.items() if name not in BESIDE)
+    described = next(
+        (content for name, content in files.items() if _is_json(name, content) and name not in BESIDE), None
+    )
+    if described is not None and described is model:
+        return HuggingFaceCodec(described, files, path)
+    try:
+        return SentencePieceCodec(model, path)
+    except UserError:
+        if described is None:
             raise
+        return HuggingFaceCodec(described, files, path.with_name(JSON_NAME))
 
-    def _encode_plain(self, text: str, return_type: Any) -> Any:
-        try:
-            return self._processor.Encode(text, return_type=return_type)
-        except RuntimeError:  # the same from the binding for a single string
-            _refuse_surrogates(text, "")
-            raise
 
-    def _separate(self, texts: Sequence[str]) -> tuple[list[str], list[int]]:
-        """The texts with the few that need `_encode_in_parts` blanked, and the indices of those."""
-        odd = [i for i, text in enumerate(texts) if _SPACE_SYMBOL in text or len(text) > _LONG_TEXT]
-        plain = list(texts)
-        for i in odd:
-            plain[i] = ""
-        return plain, odd
-
-    def _encode_in_parts(self, text: str) -> _Ids:
-        parts = []
-        for number, part in enumerate(text.split(_SPACE_SYMBOL)):
-            if number:
-                parts.append(self._space_symbol_ids)
-            parts.extend(self._encode_plain(section, "numpy") for section in self._sections(part))
-        return np.concatenate(parts)
-
-    def _sections(self, text: str) -> Iterator[str]:
-        """Cut a long text where no piece can lie across the cut, which bounds memory and changes no id.
-
-        A merge across the cut would need a piece with these two characters side by side. Where 4,096
-        characters offer no such place the cut is made anyway: still exact text, perhaps one token more.
-        """
-        start = 0
-        while len(text) - start > _LONG_TEXT:
-            end = start + _LONG_TEXT
-            places = range(end, end - 4096, -1)
-            cut = next((i for i in places if text[i - 1 : i + 1] not in self._pairs), end)
-            yield text[start:cut]
-            start = cut
-        yield text[start:]
+def _fingerprint(files: Mapping[str, bytes]) -> str:
+    """Of what decides the ids: the model alone, or the tokenizer.json with what names its special tokens."""
+    return hashlib.sha256(b"".join(files[name] for name in sorted(files) if name != TEMPLATE)).hexdigest()
 
 
 class StreamDecoder:
@@ -215,7 +210,7 @@ class StreamDecoder:
     def push(self, token_id: int) -> str:
         """The characters that this id completes; often none while a character's bytes arrive."""
         if token_id not in self._table:
-            raise _outside(token_id, len(self._table))
+            raise outside(token_id, len(self._table))
         return self._utf8.decode(self._table[token_id])
 
     def flush(self) -> str:
@@ -248,7 +243,7 @@ def train_tokenizer(
     file = Path(output) if Path(output).suffix == ".model" else Path(output) / FILE_NAME
     sections = _sample(texts, sample_bytes, seed)
     model = _train(sections, vocab_size, character_coverage)
-    Tokenizer(model, file)  # refuses a model that would not hold the contract, before anything is written
+    Tokenizer({FILE_NAME: model}, file)  # refuses a model that would not hold the contract, before anything is written
     _write_atomically(file, model)
     return file
 
@@ -281,7 +276,7 @@ def _train(sections: list[str], vocab_size: int, character_coverage: float) -> b
             vocab_size=vocab_size,
             character_coverage=character_coverage,
             byte_fallback=True,
-            required_chars=_SPACE_SYMBOL,  # else text without spaces gives a model that cannot write one
+            required_chars=SPACE_SYMBOL,  # else text without spaces gives a model that cannot write one
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
@@ -318,59 +313,9 @@ def _explain_training(message: str, vocab_size: int) -> UserError:
     return UserError(f"SentencePiece could not train the tokenizer: {message.strip()}")
 
 
-def _open_model(model: bytes, path: Path) -> sentencepiece.SentencePieceProcessor:
-    """Load and check the ids that everything else relies on."""
-    processor = sentencepiece.SentencePieceProcessor()
-    try:
-        processor.LoadFromSerializedProto(model)
-    except RuntimeError as error:
-        raise UserError(f"{path} is not a SentencePiece model; {_ADVICE}") from error
-    special = (processor.pad_id(), processor.bos_id(), processor.eos_id())
-    if special != (PAD_ID, BOS_ID, EOS_ID):
-        raise UserError(f"{path}: pad, bos and eos have the ids {special}, not (0, 1, 2); {_ADVICE}")
-    if not all(processor.IsControl(processor.PieceToId(name)) for name in (IM_START, IM_END)):
-        raise UserError(f"{path} has no control symbols {IM_START} and {IM_END}; {_ADVICE}")
-    if not all(processor.IsByte(processor.PieceToId(f"<0x{byte:02X}>")) for byte in range(256)):
-        raise UserError(f"{path} was trained without byte fallback; {_ADVICE}")
-    return processor
-
-
-def _outside(token_id: int, vocab_size: int) -> ValueError:
-    return ValueError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
-
-
-def _byte_tables(processor: sentencepiece.SentencePieceProcessor) -> tuple[_ByteTable, _ByteTable]:
-    """id -> bytes of its text, with control symbols empty, and with control symbols spelled."""
-    text: dict[int, bytes] = {}
-    special: dict[int, bytes] = {}
-    for i in range(processor.vocab_size()):
-        piece: str = processor.IdToPiece(i)
-        if processor.IsByte(i):
-            text[i] = special[i] = bytes([int(piece[3:5], 16)])
-        elif processor.IsControl(i) or processor.IsUnknown(i):
-            text[i], special[i] = b"", piece.encode("utf-8")
-        else:
-            text[i] = special[i] = piece.replace(_SPACE_SYMBOL, " ").encode("utf-8")
-    return text, special
-
-
-def _inner_pairs(pieces: Iterable[bytes]) -> frozenset[str]:
-    """All two-character strings that occur inside a piece."""
-    texts = (piece.decode("utf-8") for piece in pieces if len(piece) > 1)
-    return frozenset(text[i : i + 2] for text in texts for i in range(len(text) - 1))
-
-
-def _refuse_surrogates(text: str, where: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        code = f"U+{ord(text[error.start]):04X} at character {error.start}"
-        raise ValueError(f"{where}lone surrogate {code}: not Unicode text") from None
-
-
 def _refuse_surrogates_for_user(text: str, number: int) -> None:
     try:
-        _refuse_surrogates(text, f"text {number + 1}: ")
+        refuse_surrogates(text, f"text {number + 1}: ")
     except ValueError as error:
         raise UserError(f"{error}; remove it from the file") from None
 

@@ -152,8 +152,9 @@ def kept_bytes(model: Transformer, tokens: int) -> int:
 @pytest.mark.parametrize("emulated", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_activations_are_what_autograd_keeps_on_a_cpu(
-    checkpointing: bool, precision: str, emulated: bool, monkeypatch: pytest.MonkeyPatch
+    family: str, checkpointing: bool, precision: str, emulated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this processor's own choice of form, and by one's that has only fp32. Two against four layers, so that
     everything outside the layers cancels."""
@@ -163,7 +164,7 @@ def test_activations_are_what_autograd_keeps_on_a_cpu(
             monkeypatch.setattr(module, "cpu_has_fast", lambda dtype: dtype == torch.float32)
     tokens, kept, formula = 256, [], []
     for layers in (2, 4):
-        config = ModelConfig.preset("tiny", vocab_size=64, num_hidden_layers=layers)
+        config = ModelConfig.preset("tiny", vocab_size=64, num_hidden_layers=layers, model_type=family)
         model = Transformer(config).to(DTYPES[precision])
         model.gradient_checkpointing = checkpointing
         kept.append(kept_bytes(model, tokens))

@@ -148,11 +148,48 @@ def test_what_the_file_says_of_itself(tmp_path: Path, tokenizer: Tokenizer) -> N
     assert scores[262:] == sorted(scores[262:], reverse=True) and len(set(scores[262:])) == 480 - 262
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {"model_type": "mistral"},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2-untied": {"model_type": "qwen2", "tie_word_embeddings": False},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 4}},
+    "llama3": {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 16}},
+    "yarn": {
+        "model_type": "qwen3",
+        "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 128},
+    },
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(TORCH))
 def test_llama_cpp_says_and_reads_the_same(tmp_path: Path, tokenizer: Tokenizer, dtype: Any) -> None:
+    llama_cpp_agrees(tiny(dtype), tmp_path, tokenizer, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_llama_cpp_says_the_same_of_every_family(tmp_path: Path, tokenizer: Tokenizer, family: str) -> None:
+    model = tiny(**FAMILIES[family])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # gains and biases that differ from channel to channel
+                parameter += 0.3 * torch.randn(len(parameter), generator=torch.Generator().manual_seed(len(parameter)))
+        model.output_weight[:262] *= 0.01  # llama.cpp gives no probabilities with a byte that completes no character
+    llama_cpp_agrees(model, tmp_path, tokenizer, "f32")
+
+
+def test_yarn_that_llama_cpp_would_compute_otherwise_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    model = tiny(rope_scaling={"rope_type": "yarn", "factor": 4, "attention_factor": 1.0})
+    with pytest.raises(UserError, match=r"attention_factor.*--format hf"):
+        save_gguf(model.state_dict(), model.config, tokenizer, tmp_path / "m.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def llama_cpp_agrees(model: Transformer, tmp_path: Path, tokenizer: Tokenizer, dtype: Any) -> None:
     pytest.importorskip("xllamacpp")
-    model = tiny(dtype)
     save_gguf(model.state_dict(), model.config, tokenizer, tmp_path / "m.gguf", dtype)
     draw = random.Random(0)
     noise = ["".join(draw.choices("abno naquick  你好世界\n,.12aa<>s", k=draw.randint(1, 60))) for _ in range(50)]

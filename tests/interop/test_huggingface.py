@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from minimind.base.errors import UserError
-from minimind.interop.huggingface import llama_config, load_pretrained, read_config, save_pretrained
+from minimind.inference.loading import load_model
+from minimind.interop.gguf import save_gguf
+from minimind.interop.huggingface import load_pretrained, read_config, save_pretrained
+from minimind.interop.huggingface_config import transformers_config
 from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.chat import Turn, prompt_ids, render
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
@@ -115,6 +118,29 @@ def test_round_trip(exported: Path, model: Transformer, tokenizer: Tokenizer) ->
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+def test_what_transformers_saves_again_needs_no_sentencepiece_file(
+    tmp_path: Path, exported: Path, model: Transformer, tokenizer: Tokenizer
+) -> None:
+    transformers.AutoModelForCausalLM.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    transformers.AutoTokenizer.from_pretrained(exported).save_pretrained(tmp_path / "theirs")
+    assert not (tmp_path / "theirs" / "tokenizer.model").exists()
+    loaded, again = load_model(tmp_path / "theirs")
+    assert not again.is_sentencepiece and again.vocab_size == tokenizer.vocab_size
+    assert [again.pad_id, again.bos_id, again.eos_id] == [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id]
+    for text in [*SAMPLES, *TEXTS[::60]]:
+        assert again.encode(text) == tokenizer.encode(text) or "\u2581" in text, text
+    assert render(TURNS, again) == render(TURNS, tokenizer) and prompt_ids(TURNS, again) == prompt_ids(TURNS, tokenizer)
+    save_pretrained(loaded.state_dict(), loaded.config, again, tmp_path / "back")  # and is exported with what it has
+    back, kept = load_model(tmp_path / "back")
+    assert kept.fingerprint == again.fingerprint
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "back")("hello fox")["input_ids"] == kept.encode(
+        "hello fox"
+    )
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items())
+    with pytest.raises(UserError, match="no SentencePiece model"):
+        save_gguf(back.state_dict(), back.config, kept, tmp_path / "m.gguf")
+
+
 def test_reads_what_transformers_writes_sharded_and_untied(tmp_path: Path) -> None:
     config = ModelConfig.preset("tiny", vocab_size=480, num_hidden_layers=2, tie_word_embeddings=False)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config.model_dump()))
@@ -146,18 +172,30 @@ def test_an_interrupted_export_is_not_taken_for_a_model(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "qwen3"}, "qwen3"),
+        ({"model_type": "gemma3"}, "gemma3"),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, "qwen3_moe.*mixture of experts"),
+        ({"model_type": "minimind", "use_moe": True}, "mixture of experts"),
+        ({"model_type": "minimind", "rope_scaling": {"type": "yarn", "factor": 16}}, "yarn"),
         ({"attention_bias": True}, "attention biases"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention biases"),
+        ({"model_type": "mistral"}, r"sliding window \(4096\)"),
+        ({"model_type": "mistral", "sliding_window": 64}, r"sliding window \(64\)"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "sliding window"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"partial_rotary_factor": 0.5}, "part of each head"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "dynamic"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8}}, "llama3 needs high_freq_factor, low_freq_factor"),
+        ({"rope_scaling": {"type": "yarn"}}, r"rope_scaling\.factor"),
         ({"mlp_bias": True}, "MLP biases"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"type": "yarn", "factor": 16}}, "yarn"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ({"use_moe": True}, "mixture of experts"),
         ({"num_key_value_heads": 3}, "multiple"),
     ],
 )
 def test_other_architectures_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    raw = llama_config(ModelConfig.preset("tiny"), torch.float32) | changes
+    raw = transformers_config(ModelConfig.preset("tiny"), torch.float32) | changes
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=words):
         read_config(tmp_path / "config.json")

@@ -151,7 +151,6 @@ def state_with(**extra: Tensor) -> dict[str, Tensor]:
     ("content", "words"),
     [
         (state_with(model__layers__0__mlp__experts__0__up_proj__weight=torch.ones(1)), "mixture of experts"),
-        (state_with(model__layers__0__self_attn__q_norm__weight=torch.ones(8)), "2026"),
         ({"weight": torch.ones(2)}, "no token embedding"),
         ({}, "not a MiniMind weight file"),
         ({"model.embed_tokens.weight": "text"}, "more than named tensors"),

@@ -29,7 +29,10 @@ def packed(*lengths: int) -> tuple[Tensor, Tensor]:
     return positions, documents
 
 
-@pytest.mark.parametrize(("preset", "count"), [("26m", 25_829_888), ("104m", 104_030_976)])
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [("26m", 25_829_888), ("104m", 104_030_976), ("64m", 63_912_192), ("qwen3-0.6b", 596_049_920)],
+)
 def test_parameter_counts(preset: str, count: int) -> None:
     config = ModelConfig.preset(preset)
     assert config.num_parameters() == count

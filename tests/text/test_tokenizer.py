@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minimind.base.errors import UserError
+from minimind.text import sentencepiece_codec
 from minimind.text import tokenizer as module
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -119,8 +120,9 @@ def test_id_outside_the_vocabulary(tok: Tokenizer, bad: int) -> None:
 def test_long_texts_are_cut_where_it_changes_no_id(tok: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     string = " ".join(corpus(200)) + "京天今天天气 " * 50
     whole = tok.encode(string)
-    monkeypatch.setattr(module, "_LONG_TEXT", 100)
-    assert len(list(tok._sections(string))) > 50
+    monkeypatch.setattr(sentencepiece_codec, "_LONG_TEXT", 100)
+    codec = tok._codec
+    assert isinstance(codec, sentencepiece_codec.SentencePieceCodec) and len(list(codec._sections(string))) > 50
     assert tok.encode(string) == whole
     assert tok.decode(tok.encode("aaaa" * 2000)) == "aaaa" * 2000
 

@@ -47,10 +47,9 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
-    if kind == "sft":
-        parser.add_argument(
-            "--model", type=Path, help="pretrained run, checkpoint or directory; default: the YAML's model_name_or_path"
-        )
+    start = "run, checkpoint, Hugging Face directory or .pth to start from; default: the YAML's model_name_or_path"
+    start += "" if kind == "sft" else ", or a new model"
+    parser.add_argument("--model", type=Path, help=start)
     return with_words(parser, arguments)
 
 

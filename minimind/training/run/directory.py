@@ -19,7 +19,7 @@ from minimind.base.secrets import mask_values
 from minimind.config.deepspeed import Resolved
 from minimind.config.memory import checkpoint_bytes
 from minimind.config.run import RunConfig
-from minimind.text.tokenizer import FILE_NAME, Tokenizer
+from minimind.text.tokenizer import Tokenizer
 from minimind.training.checkpoint import space
 from minimind.training.checkpoint.directory import (
     PRODUCTS,
@@ -76,7 +76,8 @@ def write_run_files(
         _refuse_others(run_dir)
         write_durably(run_dir / RUN_CONFIG, config.dump_yaml())
         write_durably(run_dir / RUN_JSON, json.dumps(mask_values(ds_config), indent=2) + "\n")
-        write_bytes_durably(run_dir / FILE_NAME, tokenizer.model_bytes)
+        for name, content in tokenizer.files.items():
+            write_bytes_durably(run_dir / name, content)
         write_durably(run_dir / ENVIRONMENT, json.dumps(environment(hardware), indent=2) + "\n")
         write_diff(run_dir)
 

@@ -271,32 +271,32 @@ def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setu
 
 
 def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:
-    """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
+    """The run's configuration, and what makes the model to start from: the given one, for pretraining also a new
+    one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
-    if kind == "pretrain":
-        if config.model_name_or_path is not None:
-            place = config.place("model_name_or_path")
-            raise UserError(f"{place}: model_name_or_path: pretraining starts from new weights; use launch/sft.py")
+    start = first_weights(kind, arguments.model, config)
+    if start is None:
         return config, lambda resolved: new_model(config, resolved)
     from minimind.inference.generation import load_model
 
-    start = first_weights(arguments.model, config)
     if start.resolve() == config.output_dir.resolve():
         raise UserError(f"{config.output_dir}: is the model to start from; give another --output-dir")
-    model, tokenizer = load_model(start, "cpu")
+    model, tokenizer = load_model(start, "cpu", tokenizer=config.tokenizer)
     if "model" in config.explicit and config.model != model.config:
-        raise UserError(f"the model settings differ from those of {start}; leave `model` out for SFT")
-    path = config.tokenizer or tokenizer.path
-    config = config.model_copy(update={"model": model.config, "tokenizer": path})
-    return config, lambda _: load_model(start, "cpu")[0]
+        raise UserError(f"the model settings differ from those of {start}; leave `model` out with --model")
+    config = config.model_copy(update={"model": model.config, "tokenizer": tokenizer.path})
+    return config, lambda _: load_model(start, "cpu", tokenizer=tokenizer.path)[0]
 
 
-def first_weights(option: Path | None, config: RunConfig) -> Path:
-    """What fine-tuning starts from: ``--model``, else the YAML's ``model_name_or_path``, a local directory."""
+def first_weights(kind: Kind, option: Path | None, config: RunConfig) -> Path | None:
+    """What a run starts from: ``--model``, else the YAML's ``model_name_or_path``, a local directory; for pretraining
+    also None, a new model."""
     if option is not None:
         return option
     path = config.model_name_or_path
     if path is None:
+        if kind == "pretrain":
+            return None
         raise UserError("no model to start from: pass --model, or set model_name_or_path in the YAML")
     if not path.exists():
         place = config.place("model_name_or_path")

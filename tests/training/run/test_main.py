@@ -13,9 +13,14 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from minimind.base.errors import UserError
+from minimind.config.model import ModelConfig
 from minimind.inference.generation import load_model
+from minimind.interop.huggingface import save_pretrained
+from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
 from minimind.training.checkpoint import snapshot, space
 from minimind.training.checkpoint import writer as saver
@@ -96,6 +101,80 @@ def test_every_shipped_json_runs_and_resumes_bitwise(name: str, files: dict[str,
     assert curve(tmp_path / "parts") == whole
     finals = [load_model(tmp_path / part)[0].state_dict() for part in ("whole", "parts")]
     assert all(torch.equal(finals[0][key], finals[1][key]) for key in finals[0])
+
+
+FAMILIES = [
+    {"model_type": "qwen2"},
+    {"model_type": "qwen3", "head_dim": 12},
+    {"model_type": "mistral", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family["model_type"])
+def test_pretraining_goes_on_from_a_given_model(family: dict[str, Any], files: dict[str, Path], tmp_path: Path) -> None:
+    """Of another family, from a directory without a tokenizer: its shape, its weights, and resumed bitwise."""
+    shape = {"vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    given = Transformer(ModelConfig(**{**shape, "num_key_value_heads": 2, **family}), seed=9)
+    save_pretrained(given.state_dict(), given.config, None, tmp_path / "given")
+
+    def train(out: Path, *more: str) -> int:
+        words = ["--deepspeed_config", str(DS_CONFIGS / "fp32.json"), "--output-dir", str(out), *SMALL[2:]]
+        words += ["--train-file", str(files["pretrain"]), "--tokenizer", str(files["tokenizer"]), *more]
+        return run("pretrain", parse("pretrain", [*words, "--model", str(tmp_path / "given"), "--max-steps", "4"]))
+
+    assert train(tmp_path / "whole") == 0
+    trained, _ = load_model(tmp_path / "whole")
+    assert trained.config == given.config
+    before, after = given.state_dict(), trained.state_dict()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    assert all((before[name] - after[name]).abs().max() < 0.05 for name in before)  # not a new model's
+    original = loop.save
+
+    def stop_after_three(run: loop.Run, best: bool = False) -> None:
+        original(run, best)
+        if run.progress.step == 2:
+            run.stop.requested = True
+
+    loop.save = stop_after_three
+    try:
+        assert train(tmp_path / "parts") == 0
+    finally:
+        loop.save = original
+    assert train(tmp_path / "parts", "--resume") == 0
+    assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
+
+
+def test_a_tokenizer_json_trains_both_kinds_and_stays_with_the_run(files: dict[str, Path], tmp_path: Path) -> None:
+    """Pretraining, resumed, and SFT from that run, which brings its tokenizer along."""
+    library = Library(models.BPE())
+    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=390, special_tokens=special, initial_alphabet=alphabet)
+    library.train([str(files["pretrain"])], trainer)
+    library.save(str(tmp_path / "tokenizer.json"))
+    files = {**files, "tokenizer": tmp_path / "tokenizer.json"}
+    for more in ([], ["--resume"]):
+        assert launch("pretrain", "fp32.json", files, tmp_path / "pretrained", "--max-steps", "3", *more) == 0
+    assert (
+        launch(
+            "sft",
+            "sft_fp32.json",
+            files,
+            tmp_path / "tuned",
+            "--max-steps",
+            "3",
+            "--model",
+            str(tmp_path / "pretrained"),
+        )
+        == 0
+    )
+    (tmp_path / "tokenizer.json").unlink()
+    for run_dir in ("pretrained", "tuned"):
+        model, tokenizer = load_model(tmp_path / run_dir)
+        assert tokenizer.vocab_size == model.output_size == len(library.get_vocab())
+        assert tokenizer.encode("the sea is calm") == library.encode("the sea is calm").ids
+        assert (tmp_path / run_dir / "tokenizer.json").is_file()
 
 
 def test_a_run_directory_holds_what_the_readme_names(files: dict[str, Path], tmp_path: Path) -> None:
