@@ -98,7 +98,7 @@ def refusals(raw: Mapping[str, Any]) -> list[str]:
     window = (
         raw.get("sliding_window", _DEFAULTS[kind].get("sliding_window")) if isinstance(kind, str) and known else None
     )
-    windows = kind == "mistral" and window is not None or bool(raw.get("use_sliding_window"))
+    windows = (kind == "mistral" and window is not None) or bool(raw.get("use_sliding_window"))
     layers = raw.get("layer_types") or []
     partial = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
     checks = {

@@ -182,7 +182,7 @@ def test_llama_cpp_says_the_same_of_every_family(tmp_path: Path, tokenizer: Toke
 
 def test_yarn_that_llama_cpp_would_compute_otherwise_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     model = tiny(rope_scaling={"rope_type": "yarn", "factor": 4, "attention_factor": 1.0})
-    with pytest.raises(UserError, match="attention_factor.*--format hf"):
+    with pytest.raises(UserError, match=r"attention_factor.*--format hf"):
         save_gguf(model.state_dict(), model.config, tokenizer, tmp_path / "m.gguf")
     assert not list(tmp_path.iterdir())
 

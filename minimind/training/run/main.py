@@ -236,7 +236,7 @@ def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setu
 
 
 def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[], Transformer]]:
-    """The run's configuration, and what makes the model to start from: the given one, for pretraining also a new one."""
+    """The run's configuration, and what makes the model to start from: the given one, or a new one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if getattr(arguments, "model", None) is None:
         return config, lambda: setup.new_model(config)
