@@ -38,12 +38,11 @@ _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class HuggingFaceCodec:
-    """The ``described`` tokenizer with what lies beside it in ``files``. UserError if it can't be used."""
+    """The tokenizer.json in ``files`` with what lies beside it. UserError if it can't be used."""
 
-    def __init__(self, described: bytes, files: Mapping[str, bytes], path: Path) -> None:
-        beside = {name: files[name] for name in BESIDE if name in files}
-        self.files: Mapping[str, bytes] = {JSON_NAME: described, **beside}
-        content = _json(described, path)
+    def __init__(self, files: Mapping[str, bytes], path: Path) -> None:
+        self.files = files
+        content, beside = _json(files[JSON_NAME], path), files
         config = _json(beside[CONFIG_NAME], path.with_name(CONFIG_NAME)) if CONFIG_NAME in beside else {}
         self._spelled = _vocabulary(content, path)
         named = _named(config, self._spelled, path)
@@ -127,9 +126,16 @@ def _json(content: bytes, path: Path) -> dict[str, Any]:
 
 def _vocabulary(content: dict[str, Any], path: Path) -> dict[str, int]:
     """Spelling -> id of the model's pieces and of added tokens. UserError for what isn't BPE or Unigram."""
+<<<<<<< HEAD
     model = content.get("model")
     kind = model.get("type", "BPE" if "merges" in model else None) if isinstance(model, dict) else None
     if not isinstance(model, dict) or kind not in ("BPE", "Unigram"):
+=======
+    given = content.get("model")
+    model: dict[str, Any] = given if isinstance(given, dict) else {}
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    if kind not in ("BPE", "Unigram"):
+>>>>>>> models
         raise UserError(f"{path}: a tokenizer of type {kind}; BPE and Unigram can be used")
     if model.get("dropout"):
         raise UserError(f"{path}: its BPE drops merges at random (dropout); set that to null")

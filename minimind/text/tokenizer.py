@@ -71,7 +71,12 @@ class Tokenizer:
 
     def __init__(self, files: Mapping[str, bytes], path: Path) -> None:
         self.path = path
-        self._codec = codec = _codec(files, path)
+        self._codec: Codec
+        if JSON_NAME in files:
+            self._codec = HuggingFaceCodec(files, path)
+        else:
+            self._codec = SentencePieceCodec(files[FILE_NAME], path)
+        codec = self._codec
         self.files = codec.files
         self.fingerprint = _fingerprint(codec.files)
         self.vocab_size = codec.vocab_size
@@ -84,20 +89,18 @@ class Tokenizer:
         """Read a tokenizer.model or tokenizer.json, or the one in a directory. UserError if it is absent or can't be
         used."""
         path = Path(path)
-        directory = path if path.is_dir() else path.parent
-        names = [name for name in NAMES if (path / name).is_file()] if path.is_dir() else [path.name]
+        names = [name for name in NAMES if (path / name).is_file()] or [FILE_NAME]
+        file = path / names[0] if path.is_dir() else path
         try:
-            files = {name: read_inside(path, name) if path.is_dir() else read_named(path) for name in names}
-            if not files:
-                raise FileNotFoundError(2, "No such file or directory")
-            if any(_is_json(name, content) for name, content in files.items()):
-                files |= {name: read_inside(directory, name) for name in BESIDE if (directory / name).is_file()}
+            return cls(_files(file, named=not path.is_dir()), file)
         except OSError as error:
-            file = path / FILE_NAME if path.is_dir() else path
             raise UserError(
                 f"no tokenizer at {file} ({error.strerror}); give its file or directory, or {ADVICE}"
             ) from error
-        return cls(files, directory / names[0])
+        except UserError:
+            if not path.is_dir() or names[-1] == file.name:
+                raise
+        return cls.load(path / JSON_NAME)  # a foreign tokenizer.model, and what it is as a tokenizer.json
 
     @staticmethod
     def there(directory: Path) -> bool:
@@ -175,24 +178,13 @@ class Tokenizer:
             raise UserError(f"{self.path}: this SentencePiece model alters text; {ADVICE}")
 
 
-def _is_json(name: str, content: bytes) -> bool:
-    return name == JSON_NAME or (name != FILE_NAME and content.lstrip()[:1] == b"{")
-
-
-def _codec(files: Mapping[str, bytes], path: Path) -> Codec:
-    """Our SentencePiece model if there is one, else the tokenizer.json; a foreign tokenizer.model may lie beside it."""
-    model, *_ = (content for name, content in files.items() if name not in BESIDE)
-    described = next(
-        (content for name, content in files.items() if _is_json(name, content) and name not in BESIDE), None
-    )
-    if described is not None and described is model:
-        return HuggingFaceCodec(described, files, path)
-    try:
-        return SentencePieceCodec(model, path)
-    except UserError:
-        if described is None:
-            raise
-        return HuggingFaceCodec(described, files, path.with_name(JSON_NAME))
+def _files(file: Path, named: bool) -> dict[str, bytes]:
+    """A tokenizer's file, ``named`` by the user or found in a directory, and what is beside a .json. OSError."""
+    content = read_named(file) if named else read_inside(file.parent, file.name)
+    if file.name != JSON_NAME and content.lstrip()[:1] != b"{":
+        return {FILE_NAME: content}
+    there = [name for name in BESIDE if (file.parent / name).is_file()]
+    return {JSON_NAME: content, **{name: read_inside(file.parent, name) for name in there}}
 
 
 def _fingerprint(files: Mapping[str, bytes]) -> str:
