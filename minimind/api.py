@@ -122,15 +122,9 @@ def train(
 ) -> Path:
     """Train in this process, as `launch/pretrain.py` or `launch/sft.py` would (``kind``); the run directory.
 
-<<<<<<< HEAD
     ``config``: a YAML file, or its settings by name. ``model``: what to start from (SFT needs one). A Ctrl-C finishes
     the step and saves, as under a launcher. For several ranks use the launch scripts. Raises UserError for what the
     command would refuse, RuntimeError for a run that failed (its post_mortem.json tells why).
-=======
-    ``config``: a YAML file, or its settings by name. ``model``: what to start from (SFT needs one). A Ctrl-C
-    finishes the step and saves, as under a launcher. For several ranks use the launch scripts. Raises UserError for
-    what the command would refuse, RuntimeError for a run that failed (its post_mortem.json tells why).
->>>>>>> models
     """
     from minimind.config.run import load_run_config
     from minimind.training.process.signals import StopRequest

@@ -12,13 +12,8 @@ and builds the same chat prompts. What that needs:
 - The tokenizer is SentencePiece's (``tokenizer.ggml.model = llama``): pieces, scores and types as they are, and no
   space put in front. Every prompt begins with bos. The first four ids are spelled ``<|bos|>`` and so on, as in
   tokenizer_files.py: llama.cpp takes a special token's spelling in a chat for the token, and ``<s>`` is common.
-<<<<<<< HEAD
-- Norms and biases stay fp32, which llama.cpp wants. Rows of the vocabulary beyond the tokenizer's are left out: nothing
-is generated from them here either.
-=======
 - Norms and biases stay fp32, which llama.cpp wants. Rows of the vocabulary beyond the tokenizer's are left out:
   nothing is generated from them here either.
->>>>>>> models
 
 Weaknesses: ``<|im_start|>`` typed by a user in a chat is taken for the token, and U+2581 for a space.
 """

@@ -3,15 +3,9 @@ parameter names.
 
 Pre-norm RMSNorm, rotary positions (half rotation), grouped-query attention, SwiGLU, no dropout; Qwen2 adds biases to
 queries, keys and values, Qwen3 norms each head of queries and keys. With the same weights its logits equal
-<<<<<<< HEAD
 transformers' (tests/model/test_transformer.py). Packed rows: pass ``document_ids`` and positions that restart, and a
 document gives the logits of the document alone. Labels are aligned already; the loss is a sum. Half-precision
 parameters are expected to be cast by the engine; norms and loss still compute in fp32.
-=======
-transformers' (tests/model/test_transformer.py). Packed rows: pass ``document_ids`` and positions that
-restart, and a document gives the logits of the document alone. Labels are aligned already; the loss is a sum.
-Half-precision parameters are expected to be cast by the engine; norms and loss still compute in fp32.
->>>>>>> models
 
 Weakness: these families only. Windows, other biases and experts are refused on import instead of being approximated.
 """

@@ -126,16 +126,10 @@ def _json(content: bytes, path: Path) -> dict[str, Any]:
 
 def _vocabulary(content: dict[str, Any], path: Path) -> dict[str, int]:
     """Spelling -> id of the model's pieces and of added tokens. UserError for what isn't BPE or Unigram."""
-<<<<<<< HEAD
-    model = content.get("model")
-    kind = model.get("type", "BPE" if "merges" in model else None) if isinstance(model, dict) else None
-    if not isinstance(model, dict) or kind not in ("BPE", "Unigram"):
-=======
     given = content.get("model")
     model: dict[str, Any] = given if isinstance(given, dict) else {}
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind not in ("BPE", "Unigram"):
->>>>>>> models
         raise UserError(f"{path}: a tokenizer of type {kind}; BPE and Unigram can be used")
     if model.get("dropout"):
         raise UserError(f"{path}: its BPE drops merges at random (dropout); set that to null")

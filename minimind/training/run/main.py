@@ -270,14 +270,8 @@ def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setu
     return 0
 
 
-<<<<<<< HEAD
 def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:
-    """The run's configuration, and what makes the model to start from: the given one, for pretraining also a new
-    one."""
-=======
-def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[], Transformer]]:
     """The run's configuration, and what makes the model to start from: the given one, or a new one."""
->>>>>>> models
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     start = first_weights(kind, arguments.model, config)
     if start is None:
