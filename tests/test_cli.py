@@ -263,7 +263,7 @@ def test_train_tokenizer_and_evaluate_read_files_as_told(
 
     seen: dict[str, object] = {}
     monkeypatch.setattr("minimind.commands.models.evaluate_file", lambda *_, **reading: seen.update(reading) or {})
-    more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special")
+    more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special", "--reasoning", "drop")
     assert run("evaluate", "model", "--file", file, "--encoding", "gb18030", *more) == 0
     assert seen == {
         "skip_bad": True,
@@ -273,4 +273,5 @@ def test_train_tokenizer_and_evaluate_read_files_as_told(
         "mapping": None,
         "encoding": "gb18030",
         "allow_special": True,
+        "reasoning": "drop",
     }

@@ -101,7 +101,8 @@ class JsonParser:
 
 def _skipped(text: str, start: int) -> int:
     """The position after white space."""
-    while start < len(text) and text[start] in _WHITESPACE:
+    size = len(text)
+    while start < size and text[start] in _WHITESPACE:
         start += 1
     return start
 

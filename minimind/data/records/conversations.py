@@ -226,7 +226,8 @@ def _refuse_comparisons(value: Mapping[str, object]) -> None:
 
 def _refuse_labels(value: Mapping[str, object]) -> None:
     for key in _LABELS:
-        if isinstance(value.get(key), bool) or str(value.get(key)).lower() in ("true", "false"):
+        label = value.get(key)
+        if isinstance(label, bool) or (isinstance(label, str) and label.strip().lower() in ("true", "false")):
             raise BadRecord(f'"{key}": {_KTO}', "sft")
 
 
@@ -242,8 +243,9 @@ def _turns_of(value: object, found: str, fields: Fields, notes: Notes) -> list[T
         return turn_list(value, notes)
     if not isinstance(value, dict):
         raise BadRecord(f"{name_of(value)}, not an object, so it is no {found} record")
+    if fields.format is not None:
+        _refuse_comparisons(value)  # else `detect` has
     if not fields.names:
-        _refuse_comparisons(value)
         _refuse_labels(value)
     refuse_media(value)
     record = _Record(value)

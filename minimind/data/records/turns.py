@@ -27,7 +27,9 @@ MEDIA = ("images", "videos", "audios", "image", "video", "audio")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 TOOLS = ("tools", "functions")
 _WEIGHTS = ("weight", "train", "training", "trainable", "loss", "loss_mask")  # of a turn: whether it is trained
-_TURN = frozenset({"role", "from", "content", "value", *_WEIGHTS})
+_PLAIN = frozenset({"role", "from", "content", "value"})
+_TURN = frozenset({*_PLAIN, *TOOLS, *_WEIGHTS})  # what is read of a turn
+_ANSWER = frozenset({*_TURN, *REASONING, "tool_calls", "function_call"})
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _NO_TOOLS: tuple[object, ...] = (None, "", "[]", [], "null", {})
@@ -90,21 +92,25 @@ def _turn(turn: object, number: int, trained: bool, notes: Notes) -> list[Turn]:
         raise BadRecord(f"turn {number}: unknown role {short(sender)}; known: {', '.join(ROLE_NAMES)}")
     sender = sender.strip().lower()
     role, where = ROLE_NAMES[sender], f"turn {number} ({ROLE_NAMES[sender]})"
-    refuse_media(turn)
     content = turn["content"] if turn.get("content") is not None else turn.get("value")
-    read = {*_TURN, *TOOLS, *(("tool_calls", "function_call", *REASONING) if role == "assistant" else ())}
-    notes.unread.update(f"{name} of a turn" for name in unread_of(turn, read))
-    tools = next((turn[name] for name in TOOLS if turn.get(name) not in _NO_TOOLS), None)
+    tools = None
+    if not turn.keys() <= _PLAIN:  # most turns have nothing else
+        refuse_media(turn)
+        read = _ANSWER if role == "assistant" else _TURN
+        notes.unread.update(f"{name} of a turn" for name in unread_of(turn, read))
+        tools = next((turn[name] for name in TOOLS if turn.get(name) not in _NO_TOOLS), None)
     if role == "system":
         return system_turns(_content(content, where) if tools is None or content is not None else "", tools, where)
     text = _answer(turn, sender, content, where, notes) if role == "assistant" else _content(content, where)
     if not text.strip():
         raise BadRecord(f"{where} is empty" if role != "assistant" else f"turn {number}: the answer is empty")
-    wanted = role != "assistant" or (_wanted(turn, where) and trained)
-    return [*system_turns("", tools), Turn(role, clean(text, where), wanted)]
+    made = Turn(role, clean(text, where), role != "assistant" or (_wanted(turn, where) and trained))
+    return [made] if tools is None else [*system_turns("", tools), made]
 
 
 def _answer(turn: Mapping[str, object], sender: str, content: object, where: str, notes: Notes) -> str:
+    if turn.keys() <= _PLAIN and sender != "function_call":
+        return with_reasoning(_content(content, where), None, notes)
     calls = _calls(turn, where)
     thought = next((turn[name] for name in REASONING if not says_nothing(turn.get(name))), None)
     if calls:
@@ -190,6 +196,8 @@ def _trained_by(mask: object, turns: int) -> list[bool]:
 
 
 def _wanted(turn: Mapping[str, object], where: str) -> bool:
+    if turn.keys() <= _PLAIN:
+        return True
     return all(_yes_or_no(turn[name], f"{where}: {name}") for name in _WEIGHTS if turn.get(name) not in (None, ""))
 
 

@@ -102,6 +102,12 @@ def test_the_header_says_how_often_it_evaluates_only_if_that_is_not_the_usual(tm
     assert f"held-out  {remark}" in out.getvalue()
 
 
+def test_the_header_says_which_fields_of_the_data_were_not_read() -> None:
+    unread = "id in 20 (first a.jsonl:1)"
+    assert ("", f"fields not read: {unread}") in header_rows(replace(SUMMARY, unread=unread))
+    assert not any("not read" in text for _, text in header_rows(SUMMARY))
+
+
 def test_the_header_names_where_the_data_come_from(tmp_path: Path, out: io.StringIO) -> None:
     named = replace(SUMMARY, data="a.jsonl, b.jsonl", held_out="c.jsonl, 7 documents")
     metrics_to(out, tmp_path).header(named)
