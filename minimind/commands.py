@@ -161,8 +161,10 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     from minimind.training.recovery import data_step, read_rollbacks
 
     about = load_run(run_dir).about
-    if about.get("store") is None or about.get("seed") is None:
-        raise UserError(f"{run_dir}: metrics.jsonl does not say which store and seed the run used")
+    needed = ("store", "seed", "total_steps", "micro_batch_size", "accumulation", "world_size", "row_length")
+    missing = [name for name in needed if about.get(name) is None]
+    if missing:
+        raise UserError(f"{run_dir}: metrics.jsonl does not say which {' and '.join(missing)} the run used")
     if not Path(about["store"]).is_dir():
         raise UserError(f"{about['store']}: the store is gone: prepare the same files again")
     if step > about["total_steps"]:

@@ -42,6 +42,7 @@ from minimind.data.tally import Tally
 from minimind.defaults import MAX_BAD_RATIO, ROW_LENGTH
 from minimind.display import complain
 from minimind.errors import UserError
+from minimind.strict_json import read_json
 from minimind.tokenizer import Tokenizer
 
 _FORMAT_VERSION = 1  # part of every store's key: raise it when the same input would give other tokens
@@ -258,9 +259,10 @@ def _failing_clearly(store: Path) -> Iterator[None]:
 
 def _key_of(store: Path) -> str | None:
     try:
-        key: object = json.loads((store / MANIFEST).read_bytes()).get("key")
+        manifest = read_json(store / MANIFEST)
     except (OSError, ValueError):
         return None
+    key = manifest.get("key") if isinstance(manifest, dict) else None
     return key if isinstance(key, str) else None
 
 

@@ -38,6 +38,7 @@ import numpy.typing as npt
 from minimind.defaults import Kind as Kind
 from minimind.durable import sync_directory
 from minimind.errors import UserError
+from minimind.strict_json import brief, is_count, read_json
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -61,8 +62,12 @@ class TokenStore:
         # np.asarray: a plain array over the map, whose slices cost a tenth of a memmap's.
         self.tokens: Array = np.asarray(np.memmap(path / "tokens.bin", _token_dtype(self.vocab_size), "r"))
         self.offsets, self._source_file, self._source_line, self.document_bytes = (
-            np.asarray(np.load(path / f"{name}.npy", mmap_mode="r")) for name in _COLUMNS
+            _column(path, name, manifest["documents"] + (name == "offsets")) for name in _COLUMNS
         )
+        if self.offsets[0] != 0 or self.offsets[-1] != self.num_tokens:
+            raise UserError(
+                f"{path}: its offsets are not those of {self.num_tokens:,} tokens; prepare it again"
+            )
         self.trainable_mask: Array | None = None
         if self.kind == "sft":
             self.trainable_mask = np.asarray(np.memmap(path / "trainable.bin", np.uint8, "r"))
@@ -86,8 +91,11 @@ class TokenStore:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each document, int64 [documents]."""
-        return np.diff(self.offsets)
+        """Tokens of each document, int64 [documents]. UserError if they are none."""
+        lengths = np.diff(self.offsets)
+        if lengths.min() < 2:
+            raise UserError(f"{self.path}: its offsets are damaged; delete the store and prepare it again")
+        return lengths
 
     @property
     def source_files(self) -> Array:
@@ -107,9 +115,10 @@ class TokenStore:
     def source(self, index: int) -> tuple[str, int]:
         """The file and 1-based line that the document came from."""
         self._span(index)
-        entry = self.manifest["sources"][int(self._source_file[index])]
-        path = entry["path"] if isinstance(entry, Mapping) else entry
-        return str(path), int(self._source_line[index])
+        number = int(self._source_file[index])
+        if not 0 <= number < len(self.manifest["sources"]):
+            raise UserError(f"{self.path}: document {index} is of file {number}, which it does not name")
+        return str(_source_path(self.manifest["sources"][number])), int(self._source_line[index])
 
     def _span(self, index: int) -> slice:
         if not 0 <= index < len(self):
@@ -307,19 +316,64 @@ def _token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = read_json(path / MANIFEST)
         version, _ = manifest["version"], manifest["files"]
     except OSError as error:
         raise UserError(
             f"no token store at {path} ({MANIFEST}: {error.strerror}); `minimind prepare --help` says how to make one"
         ) from error
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path / MANIFEST} is damaged; delete the store and prepare it again") from error
+        reason = f"{error}" if type(error) is ValueError else "no version or no list of files"
+        raise UserError(
+            f"{path / MANIFEST} is damaged ({reason}); delete the store and prepare it again"
+        ) from error
     if version != VERSION:
         raise UserError(
-            f"{path} has format version {version}, this program reads {VERSION}; prepare it again"
+            f"{path} has format version {brief(version)}, this program reads {VERSION}; prepare it again"
         )
+    reason = _misfit(manifest)
+    if reason is not None:
+        raise UserError(f"{path / MANIFEST} is damaged ({reason}); delete the store and prepare it again")
     return manifest
+
+
+def _misfit(manifest: Mapping[str, Any]) -> str | None:
+    """What in a manifest is not as `StoreWriter` writes it, or None: every count is one, every name is ours."""
+    if manifest.get("kind") not in ("pretrain", "sft"):
+        return f"kind is {brief(manifest.get('kind'))}"
+    for name in ("vocab_size", "documents", "tokens", "trainable_tokens", "bytes"):
+        if not is_count(manifest.get(name), least=0 if name == "bytes" else 1):
+            return f"{name} is {brief(manifest.get(name))}, not a count"
+    files, sources = manifest["files"], manifest.get("sources")
+    wanted = {*(f"{name}.npy" for name in _COLUMNS), "tokens.bin"}
+    wanted |= {"trainable.bin"} if manifest["kind"] == "sft" else set()
+    if not isinstance(files, dict) or files.keys() != wanted or not all(map(is_count, files.values())):
+        return "files does not name each file of a store with its size"
+    width = _token_dtype(manifest["vocab_size"]).itemsize
+    if files["tokens.bin"] != manifest["tokens"] * width:
+        return f"{manifest['tokens']:,} tokens are not {files['tokens.bin']:,} bytes"
+    if not isinstance(sources, list) or not all(isinstance(_source_path(entry), str) for entry in sources):
+        return "sources is not a list of paths"
+    return None
+
+
+def _source_path(entry: Any) -> Any:
+    return entry.get("path") if isinstance(entry, dict) else entry
+
+
+def _column(path: Path, name: str, count: int) -> Array:
+    """A column of ``count`` numbers, mapped. UserError if the file is not one."""
+    file = path / f"{name}.npy"
+    try:
+        values = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, SyntaxError, OverflowError, TypeError) as error:
+        raise UserError(f"{file}: can't be read ({error}); delete the store and prepare it again") from error
+    if values.shape != (count,) or values.dtype != _COLUMNS[name]:
+        raise UserError(
+            f"{file} holds {values.dtype} {values.shape} instead of {count:,} numbers; "
+            "delete the store and prepare it again"
+        )
+    return np.asarray(values)
 
 
 def _check_size(file: Path, expected: int) -> None:

@@ -19,8 +19,10 @@ from torch import Tensor
 from minimind.defaults import FINAL, LATEST, MODEL_STATES, RUN_CONFIG
 from minimind.errors import UserError
 from minimind.interop import huggingface, upstream
+from minimind.interop.bombs import refuse_misfits
 from minimind.interop.huggingface import CONFIG
 from minimind.model import ModelConfig, Transformer
+from minimind.strict_json import read_pointer
 from minimind.tokenizer import FILE_NAME, Tokenizer
 
 State = dict[str, Tensor]
@@ -59,6 +61,12 @@ def default_dtype(device: str | torch.device) -> torch.dtype | None:
 
 def build(state: State, config: ModelConfig, source: Path) -> Transformer:
     """A Transformer of ``config`` holding ``state``. Raises UserError naming what is missing, extra or misshapen."""
+    refuse_misfits(state, source)
+    if config.num_hidden_layers > len(state):  # before anything is made by layer
+        raise UserError(
+            f"{source}: its configuration declares {config.num_hidden_layers:,} layers, "
+            f"the weights are {len(state):,} tensors"
+        )
     with torch.device("meta"):
         model = Transformer(config, seed=None)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -86,12 +94,22 @@ def _resolve(path: Path) -> Path:
         return path
     if (path / FINAL / CONFIG).is_file():
         return path / FINAL
-    latest = path / LATEST
-    if latest.is_file() and _checkpoint_file(path / latest.read_text(encoding="utf-8").strip()):
-        return path / latest.read_text(encoding="utf-8").strip()
+    latest = _latest(path)
+    if latest is not None and _checkpoint_file(latest):
+        return latest
     raise UserError(
         f"{path}: no model in it (no final/, no complete checkpoint, no config.json with model.safetensors)"
     )
+
+
+def _latest(run_dir: Path) -> Path | None:
+    """The checkpoint that a run's ``latest`` names, None without one. UserError if it names nothing inside the run."""
+    try:
+        return read_pointer(run_dir / LATEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / LATEST}: {error}") from error
 
 
 def _read(source: Path) -> tuple[State, ModelConfig, Path]:
@@ -137,6 +155,7 @@ def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
     state = upstream.read_torch(file).get("module")
     if not isinstance(state, dict):
         raise UserError(f"{file}: not a DeepSpeed checkpoint (it has no weights under 'module')")
+    refuse_misfits(state, file)
     weights = {name: value.contiguous() for name, value in state.items()}
     beside = run_dir / FILE_NAME
     return weights, run.model, beside if beside.is_file() else run.tokenizer or run_dir

@@ -21,6 +21,7 @@ from minimind.defaults import BEST, CHECKPOINTS, LATEST
 from minimind.durable import sync_directory, write_durably
 from minimind.errors import UserError
 from minimind.findings import Finding
+from minimind.strict_json import brief, is_count, read_json, read_pointer
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".incomplete-"
@@ -95,10 +96,10 @@ def point(pointer: Path, target: Path) -> None:
 
 
 def pointed(pointer: Path) -> Path | None:
-    """What ``latest`` or ``best`` names, or None."""
+    """What ``latest`` or ``best`` names, or None if it is absent, damaged, or names what is outside the run."""
     try:
-        return pointer.parent / pointer.read_text(encoding="utf-8").strip()
-    except OSError:
+        return read_pointer(pointer)
+    except (OSError, ValueError):
         return None
 
 
@@ -130,13 +131,19 @@ def restore_best(run_dir: Path, step: int | None) -> None:
 def problem(path: Path) -> str | None:
     """Why the checkpoint at ``path`` can't be used (a file missing, cut or changed), or None: it is complete."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(path / MANIFEST)
         seal, files = manifest.pop("seal"), manifest["files"]
-    except (OSError, ValueError, KeyError) as error:
-        return f"its manifest can't be read ({error!r})"
+    except (OSError, ValueError) as error:
+        return f"its manifest can't be read ({error})"
+    except (KeyError, TypeError, AttributeError):
+        return "its manifest has no seal or no list of files"
     if seal != _seal(manifest):
         return "its manifest has changed on the disk (its SHA-256 differs)"
+    if not isinstance(files, dict) or not all(_is_facts(facts) for facts in files.values()):
+        return "its manifest has no size and SHA-256 of each file"
     for name, expected in files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return f"its manifest names {brief(name)}, which is outside"
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
@@ -149,13 +156,29 @@ def problem(path: Path) -> str | None:
 
 def read_about(path: Path) -> dict[str, Any]:
     """What the checkpoint at ``path`` says of the run that wrote it."""
-    about: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["about"]
+    try:
+        about = read_json(path / MANIFEST)["about"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path / MANIFEST}: can't be read ({error})") from None
+    if not isinstance(about, dict):
+        raise UserError(f"{path / MANIFEST}: about is {brief(about)}, not an object")
     return about
+
+
+def _is_facts(value: Any) -> bool:
+    return isinstance(value, dict) and is_count(value.get("bytes")) and isinstance(value.get("sha256"), str)
+
+
+def _step(path: Path) -> int | None:
+    """The step in a checkpoint's name, None in a name that is none."""
+    digits = path.name[5:]
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else None
 
 
 def all_checkpoints(run_dir: Path) -> list[Checkpoint]:
     """Every published checkpoint of a run, newest first, not yet verified."""
-    found = [Checkpoint(path, int(path.name[5:])) for path in (run_dir / CHECKPOINTS).glob("step-*")]
+    named = ((path, _step(path)) for path in (run_dir / CHECKPOINTS).glob("step-*"))
+    found = [Checkpoint(path, step) for path, step in named if step is not None]
     return sorted(found, key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
@@ -182,13 +205,14 @@ def resolve_resume(where: Path) -> tuple[Checkpoint, list[Finding]]:
 
     Raises UserError when there is none that is complete.
     """
-    if where.name.startswith("step-"):
+    step = _step(where)
+    if where.name.startswith("step-") and step is not None:
         reason = problem(where)
         if reason is not None:
             raise UserError(
                 f"{where}: this checkpoint can't be used: {reason}; give the run directory instead"
             )
-        return Checkpoint(where, int(where.name[5:])), []
+        return Checkpoint(where, step), []
     checkpoint, rejected = find_checkpoint(where)
     if checkpoint is None:
         detail = f" ({'; '.join(finding.message for finding in rejected)})" if rejected else ""
