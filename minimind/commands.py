@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,12 +161,10 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     from minimind.training.recovery import data_step, read_rollbacks
 
     about = load_run(run_dir).about
-    needed = ("store", "seed", "total_steps", "micro_batch_size", "accumulation", "world_size", "row_length")
-    missing = [name for name in needed if about.get(name) is None]
-    if missing:
-        raise UserError(f"{run_dir}: metrics.jsonl does not say which {' and '.join(missing)} the run used")
+    _refuse_missing(run_dir, about, ("store", "seed"))
     if not Path(about["store"]).is_dir():
         raise UserError(f"{about['store']}: the store is gone: prepare the same files again")
+    _refuse_missing(run_dir, about, ("total_steps", "micro_batch_size", "accumulation", "world_size", "row_length"))
     if step > about["total_steps"]:
         raise UserError(f"{run_dir}: the run has {about['total_steps']} steps, not {step}")
     store = TokenStore.open(Path(about["store"]))
@@ -184,3 +182,9 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     rollbacks = read_rollbacks(run_dir, about["total_steps"])
     documents = {document for document, _, _ in batches.documents(data_step(step - 1, rollbacks))}
     return [f"{name}:{line}" for name, line in sorted(store.source(document) for document in documents)]
+
+
+def _refuse_missing(run_dir: Path, about: Mapping[str, Any], names: Sequence[str]) -> None:
+    missing = [name for name in names if about.get(name) is None]
+    if missing:
+        raise UserError(f"{run_dir}: metrics.jsonl does not say which {' and '.join(missing)} the run used")

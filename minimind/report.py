@@ -255,7 +255,7 @@ def _any_skipped(runs: Sequence[RunData]) -> bool:
     return any(run.train and run.train[-1].get("skipped") for run in runs)
 
 
-_SURROGATES = {code: "\ufffd" for code in range(0xD800, 0xE000)}  # bytes of a name that were no UTF-8
+_SURROGATES = dict.fromkeys(range(55296, 57344), "�")  # bytes of a name that were no UTF-8
 
 
 def page(runs: Sequence[RunData]) -> str:

@@ -150,7 +150,11 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             ignored += [str(p) for p in inside if p not in set(known)]
             if not known:
                 raise UserError(f"{path}: a directory without any file named {' '.join(_SUFFIXES)}")
+            for file_inside in known:
+                _refuse_strange(file_inside, path)
             sources += [Source(p, str(p)) for p in known]
+        elif path.is_char_device() or path.is_block_device() or path.is_socket():
+            raise UserError(f"{path}: a device or a socket, not a file; - reads stdin")
         elif path.is_fifo():
             with path.open("rb") as pipe:
                 sources.append(Source(_spooled(pipe, spool), str(path)))
@@ -159,6 +163,8 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             found = sorted(match for match in matches if not Path(match).is_dir())
             if not found:
                 raise UserError(f"{file}: no file matches this pattern")
+            for match in found:
+                _refuse_strange(Path(match), None)
             sources += [Source(Path(p), p) for p in found]
         else:
             sources.append(Source(path, str(path)))
@@ -252,6 +258,17 @@ def is_turns(value: object) -> bool:
         and bool(value)
         and all(isinstance(t, dict) and ("role" in t or "from" in t) for t in value)
     )
+
+
+def _refuse_strange(path: Path, directory: Path | None) -> None:
+    """UserError for what a directory or a pattern holds beside files: reading a FIFO or a device may never end, and a
+    link out of the directory would bring in a file that nobody named."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: a pipe, device or socket, not a file; remove it, or name the files")
+    if directory is not None and path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
+        raise UserError(
+            f"{path}: a link out of {directory}; name the file that it stands for, or its directory, beside this one"
+        )
 
 
 def _hidden(path: Path) -> bool:

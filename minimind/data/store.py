@@ -331,9 +331,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} has format version {brief(version)}, this program reads {VERSION}; prepare it again"
         )
-    reason = _misfit(manifest)
-    if reason is not None:
-        raise UserError(f"{path / MANIFEST} is damaged ({reason}); delete the store and prepare it again")
+    if misfit := _misfit(manifest):
+        raise UserError(f"{path / MANIFEST} is damaged ({misfit}); delete the store and prepare it again")
     return manifest
 
 
@@ -342,7 +341,7 @@ def _misfit(manifest: Mapping[str, Any]) -> str | None:
     if manifest.get("kind") not in ("pretrain", "sft"):
         return f"kind is {brief(manifest.get('kind'))}"
     for name in ("vocab_size", "documents", "tokens", "trainable_tokens", "bytes"):
-        if not is_count(manifest.get(name), least=0 if name == "bytes" else 1):
+        if not is_count(manifest.get(name), least=int(name in ("vocab_size", "documents", "tokens"))):
             return f"{name} is {brief(manifest.get(name))}, not a count"
     files, sources = manifest["files"], manifest.get("sources")
     wanted = {*(f"{name}.npy" for name in _COLUMNS), "tokens.bin"}

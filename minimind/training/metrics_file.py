@@ -74,9 +74,16 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def misfit(record: Mapping[str, Any]) -> str | None:
-    """Which field of a record is not of its type, or None. A missing or null one is never wrong but where noted."""
-    required = REQUIRED.get(record["kind"], ())
-    for name in (*required, *(name for name in record if name in TYPES and record[name] is not None)):
+    """Which field of a record is not of its type, or None. One that is missing or null is wrong in ``REQUIRED`` only.
+
+    Records of other kinds are read by nothing.
+    """
+    if record["kind"] not in REQUIRED:
+        return None
+    for name in (
+        *REQUIRED[record["kind"]],
+        *(name for name in record if name in TYPES and record[name] is not None),
+    ):
         value = record.get(name)
         fits, what = TYPES[name]
         if not fits(value):
@@ -123,6 +130,7 @@ REQUIRED = {
     "source": ("step", "source"),
     "end": ("reason", "seconds"),
     "run": (),
+    "finding": (),
 }
 
 
