@@ -25,7 +25,7 @@ from pydantic import (
 )
 from typing_extensions import Self
 
-from minimind.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
+from minimind.defaults import MAX_BAD_RATIO, MAX_WEIGHT, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
 from minimind.errors import UserError
 from minimind.health_config import HealthConfig
 from minimind.model_config import PRESETS, ModelConfig
@@ -81,7 +81,7 @@ class WeightedFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Path
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
 
 
 def _source(value: Any) -> Any:

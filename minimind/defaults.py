@@ -18,6 +18,7 @@ AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
 # Data
 ROW_LENGTH = 512  # max_seq_length
 MAX_BAD_RATIO = 0.01  # with --skip-bad
+MAX_WEIGHT = 1000  # of a training source: how often an epoch reads it
 VOCABULARY = 6400
 IGNORE = -100  # a label that carries no loss
 

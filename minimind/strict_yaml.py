@@ -38,6 +38,8 @@ class _Loader(yaml.SafeLoader):
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", mark)
         node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and not _is_unicode(node.value):
+            raise yaml.composer.ComposerError(None, None, "a lone surrogate or a NUL: no text", node.start_mark)
         self.depth -= 1
         return node
 
@@ -45,6 +47,10 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" or character == "\0" for character in text)
 
 
 def parse_yaml(text: str) -> tuple[Any, yaml.Node | None]:

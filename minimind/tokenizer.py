@@ -83,8 +83,9 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """Read a tokenizer.model, or the one in a directory. UserError if it is absent or not one of ours."""
         path = Path(path)
-        file = path / FILE_NAME if path.is_dir() else path
+        file = path
         try:
+            file = path / FILE_NAME if path.is_dir() else path
             model = read_small(file, _LARGEST_MODEL)
         except OSError as error:
             raise UserError(

@@ -124,7 +124,11 @@ def _read(source: Path) -> tuple[State, ModelConfig, Path]:
 
 
 def _tokenizer(path: Path, source: Path) -> Tokenizer:
-    if path.is_dir() and not (path / FILE_NAME).is_file():
+    try:
+        missing = path.is_dir() and not (path / FILE_NAME).is_file()
+    except OSError as error:  # a name that no file can have
+        raise UserError(f"{source}: its tokenizer can't be read: {error.strerror}") from error
+    if missing:
         raise UserError(
             f"{source}: no {FILE_NAME} in {path}; give the tokenizer that the model was trained with"
         )

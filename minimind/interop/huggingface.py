@@ -129,7 +129,7 @@ def _weight_files(directory: Path) -> list[Path]:
     if not isinstance(places, dict) or not places:
         raise UserError(f"{index}: weight_map is {brief(places)}, not an object of file names by weight")
     for name in places.values():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or len(name) > 200:
             raise UserError(f"{index}: weight_map names {brief(name)}, which is no file in this directory")
     return sorted({directory / name for name in places.values()})
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from minimind.defaults import MAX_WEIGHT
 from minimind.errors import UserError
 from minimind.strict_json import brief, is_count, is_number, parse_json
 
@@ -105,6 +106,7 @@ def _are_sources(value: object) -> bool:
         isinstance(part, dict)
         and _is_text(part.get("path"))
         and is_number(part.get("weight"))
+        and 0 < part["weight"] <= MAX_WEIGHT
         and is_count(part.get("files"))
         for part in value
     )

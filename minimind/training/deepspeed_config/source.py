@@ -121,7 +121,7 @@ def read_source(config: str | Path | Mapping[str, Any]) -> Source:
         raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {reason}") from None
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
-    except ValueError as error:  # a number of thousands of digits
+    except (ValueError, OverflowError) as error:  # a number of thousands of digits, or 1e400
         raise UserError(f"{path}: not valid JSON: {error}") from None
     try:
         refuse_depth(values)
