@@ -1,7 +1,7 @@
 # make         a virtual environment in .venv with everything in it; a second make reinstalls nothing
 # make demo    set up, then tokenizer -> pretraining -> SFT -> ten questions on the built-in corpus
 # make test    set up, then the test suite (PYTEST="-k store" picks tests)
-# make check   set up, then lint, format and types
+# make check   set up, then lint, format and types, and known holes in the pinned versions where OSV can be asked
 # make coverage  make test, with the lines and branches that it runs; docs/testing.md tells how to read it
 #
 # PYTHON=python3.12 chooses the interpreter, EXTRAS=test,data,bnb the extras of setup.cfg,
@@ -51,6 +51,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy minimind
+	$(BIN)/python tests/audit_pins.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from minimind.defaults import MAX_BAD_RATIO
 from minimind.errors import UserError
 from minimind.model_config import LARGEST_TABLE
+from minimind.strict_json import brief
 
 if TYPE_CHECKING:
     from minimind.data.conversations import Kind
@@ -163,8 +165,8 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
 
     about = load_run(run_dir).about
     _refuse_missing(run_dir, about, ("store", "seed"))
-    if not Path(about["store"]).is_dir():
-        raise UserError(f"{about['store']}: the store is gone: prepare the same files again")
+    if not about["store"] or not os.path.isdir(about["store"]):  # noqa: PTH112 (Path's raises for a name too long)
+        raise UserError(f"{run_dir}: the store is gone ({brief(about['store'])}): prepare the same files again")
     _refuse_missing(run_dir, about, ("total_steps", "micro_batch_size", "accumulation", "world_size", "row_length"))
     if about["row_length"] > LARGEST_TABLE:
         raise UserError(f"{run_dir}: metrics.jsonl says rows of {about['row_length']:,} tokens, which no run has")

@@ -132,7 +132,10 @@ def _tokenizer(path: Path, source: Path) -> Tokenizer:
         raise UserError(
             f"{source}: no {FILE_NAME} in {path}; give the tokenizer that the model was trained with"
         )
-    return Tokenizer.load(path)
+    try:
+        return Tokenizer.load(path)
+    except UserError as error:  # a run's config.yaml may name any place
+        raise error if str(source) in str(error) else UserError(f"{source}: {error}") from error
 
 
 def _checkpoint_file(path: Path) -> Path | None:

@@ -112,14 +112,17 @@ def _are_sources(value: object) -> bool:
     )
 
 
-_COUNTS = (
-    "step tokens skipped parameters total_steps micro_batch_size accumulation world_size row_length seed zero_stage "
-    "vocab_size rows epoch_tokens"
-)
+def _is_positive(value: object) -> bool:
+    return is_count(value, least=1)
+
+
+_COUNTS = "step tokens skipped parameters total_steps seed zero_stage vocab_size rows epoch_tokens"
+_POSITIVE = "micro_batch_size accumulation world_size row_length"
 _NUMBERS = "loss ppl bits_per_byte grad_norm lr loss_scale tokens_per_second seconds epoch time"
 _TEXTS = "task model precision store code message advice reason rung trouble"
 TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(_COUNTS.split(), (is_count, "a whole number")),
+    **dict.fromkeys(_POSITIVE.split(), (_is_positive, "a whole number from 1")),
     **dict.fromkeys(_NUMBERS.split(), (is_number, "a number")),
     **dict.fromkeys(_TEXTS.split(), (_is_text, "a text")),
     "applied": (_is_flag, "true or false"),
