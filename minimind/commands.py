@@ -166,10 +166,16 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     about = load_run(run_dir).about
     _refuse_missing(run_dir, about, ("store", "seed"))
     if not about["store"] or not os.path.isdir(about["store"]):  # noqa: PTH112 (Path's raises for a name too long)
-        raise UserError(f"{run_dir}: the store is gone ({brief(about['store'])}): prepare the same files again")
-    _refuse_missing(run_dir, about, ("total_steps", "micro_batch_size", "accumulation", "world_size", "row_length"))
+        raise UserError(
+            f"{run_dir}: the store is gone ({brief(about['store'])}): prepare the same files again"
+        )
+    _refuse_missing(
+        run_dir, about, ("total_steps", "micro_batch_size", "accumulation", "world_size", "row_length")
+    )
     if about["row_length"] > LARGEST_TABLE:
-        raise UserError(f"{run_dir}: metrics.jsonl says rows of {about['row_length']:,} tokens, which no run has")
+        raise UserError(
+            f"{run_dir}: metrics.jsonl says rows of {about['row_length']:,} tokens, which no run has"
+        )
     if step > about["total_steps"]:
         raise UserError(f"{run_dir}: the run has {about['total_steps']} steps, not {step}")
     store = TokenStore.open(Path(about["store"]))

@@ -25,7 +25,14 @@ from pydantic import (
 )
 from typing_extensions import Self
 
-from minimind.defaults import MAX_BAD_RATIO, MAX_WEIGHT, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
+from minimind.defaults import (
+    MAX_BAD_RATIO,
+    MAX_WEIGHT,
+    OUTPUT_DIRECTORY,
+    ROW_LENGTH,
+    AttentionBackend,
+    ScheduleKind,
+)
 from minimind.errors import UserError
 from minimind.health_config import HealthConfig
 from minimind.model_config import PRESETS, ModelConfig

@@ -39,7 +39,9 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", mark)
         node = super().compose_node(parent, index)
         if isinstance(node, yaml.ScalarNode) and not _is_unicode(node.value):
-            raise yaml.composer.ComposerError(None, None, "a lone surrogate or a NUL: no text", node.start_mark)
+            raise yaml.composer.ComposerError(
+                None, None, "a lone surrogate or a NUL: no text", node.start_mark
+            )
         self.depth -= 1
         return node
 

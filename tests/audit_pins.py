@@ -51,7 +51,9 @@ def holes(pinned: list[tuple[str, str]], answer: dict[str, Any]) -> list[str]:
 def main(question: Callable[[list[dict[str, Any]]], dict[str, Any]] = ask) -> int:
     """Print what is known; the exit code."""
     pinned = pins(CONSTRAINTS.read_text(encoding="utf-8"))
-    queries = [{"package": {"name": name, "ecosystem": "PyPI"}, "version": version} for name, version in pinned]
+    queries = [
+        {"package": {"name": name, "ecosystem": "PyPI"}, "version": version} for name, version in pinned
+    ]
     try:
         lines = holes(pinned, question(queries))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -58,7 +58,11 @@ def test_no_bound_admits_a_version_that_is_known_to_be_unsafe(name: str, version
 
 def test_a_published_hole_fails_the_audit(capsys: pytest.CaptureFixture[str]) -> None:
     def answer(queries: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"results": [{"vulns": [{"id": "X-1"}]} if q["package"]["name"] == "torch" else {} for q in queries]}
+        return {
+            "results": [
+                {"vulns": [{"id": "X-1"}]} if q["package"]["name"] == "torch" else {} for q in queries
+            ]
+        }
 
     assert audit_pins.main(answer) == 1
     assert capsys.readouterr().out == f"torch=={pinned()['torch']}: https://osv.dev/X-1\n"

@@ -365,7 +365,7 @@ def _column(path: Path, name: str, count: int) -> Array:
     file = path / f"{name}.npy"
     try:
         values = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, SyntaxError, OverflowError, TypeError) as error:
+    except Exception as error:  # its header is Python text, which fails in as many ways as there are
         raise UserError(f"{file}: can't be read ({error}); delete the store and prepare it again") from error
     if values.shape != (count,) or values.dtype != _COLUMNS[name]:
         raise UserError(

@@ -167,7 +167,9 @@ class ByteStream:
         except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
             raise UserError(f"{self._name}: the {self.compression} archive is damaged ({error})") from None
         except MemoryError:
-            raise UserError(f"{self._name}: the {self.compression} archive asks for more memory than there is") from None
+            raise UserError(
+                f"{self._name}: the {self.compression} archive asks for more memory than there is"
+            ) from None
         except OSError as error:
             raise UserError(f"{self._name}: can't be read: {error.strerror or error}") from None
         self._given += len(data)
