@@ -93,8 +93,9 @@ def chart(name: str, lines: Sequence[Line], label: str, log: int | None = None) 
 
 def _draw(axes: Axes, line: Line) -> None:
     xs, ys = thin(line.xs, line.ys)
+    label = line.label.encode("utf-8", "replace").decode()  # matplotlib takes no lone surrogates
     if line.dots:
-        axes.plot(xs, ys, "o:", color=line.colour, label=line.label, markersize=3.5, linewidth=1)
+        axes.plot(xs, ys, "o:", color=line.colour, label=label, markersize=3.5, linewidth=1)
         return
     axes.plot(
         xs,
@@ -102,11 +103,11 @@ def _draw(axes: Axes, line: Line) -> None:
         color=line.colour,
         linewidth=1,
         alpha=0.3 if line.smooth else 1,
-        label=None if line.smooth else line.label,
+        label=None if line.smooth else label,
     )
     if line.smooth:
         smoothed = thin(line.xs, running_mean(line.ys, max(len(line.ys) // 150, 5)))
-        axes.plot(*smoothed, color=line.colour, linewidth=1.6, label=line.label)
+        axes.plot(*smoothed, color=line.colour, linewidth=1.6, label=label)
 
 
 def _decorate(axes: Axes, label: str, log: int | None) -> None:

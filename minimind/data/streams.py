@@ -168,7 +168,7 @@ class ByteStream:
             raise UserError(f"{self._name}: the {self.compression} archive is damaged ({error})") from None
         except MemoryError:
             raise UserError(
-                f"{self._name}: the {self.compression} archive asks for more memory than there is"
+                f"{self._name}: the {self.compression} archive needs more memory than there is"
             ) from None
         except OSError as error:
             raise UserError(f"{self._name}: can't be read: {error.strerror or error}") from None

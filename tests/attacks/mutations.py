@@ -16,7 +16,8 @@ for _ in range(500):
 HUGE_FLOAT = "<1e400>"
 WRONG: dict[str, Any] = {
     "null": None, "true": True, "empty text": "", "text": "x", "formula": "$\\frac{", "surrogate": "\ud800",
-    "minus one": -1, "zero": 0, "a half": 0.5, "1e400": HUGE_FLOAT, "NaN": float("nan"), "huge": 10**30, "large": 2**62, "long": "x" * 5000, "NUL": "a\0b",
+    "minus one": -1, "zero": 0, "a half": 0.5, "1e400": HUGE_FLOAT, "NaN": float("nan"), "huge": 10**30, "large": 2**62,
+    "long": "x" * 5000, "NUL": "a\0b",
     "empty list": [], "list": [1], "empty object": {}, "object": {"x": {"y": 1}}, "deep": DEEP, "absent": ...,
 }  # fmt: skip
 Place = tuple[Any, ...]
