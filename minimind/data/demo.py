@@ -32,6 +32,7 @@ from minimind.data.demo_stories import write_document
 from minimind.data.demo_words import LANGUAGES, reserved
 from minimind.durable import read_inside, replacing, subdirectory, write_durably
 from minimind.errors import UserError
+from minimind.strict_json import read_json
 from minimind.tokenizer import FILE_NAME
 
 FLOOR_FILE = "floor.json"
@@ -168,9 +169,9 @@ def _stamp(files: Sequence[Path]) -> str:
 def _refuse_others(files: DemoFiles) -> None:
     there = [file for file in vars(files).values() if os.path.lexists(file)]
     try:
-        report = json.loads(read_inside(files.floor.parent, files.floor.name))
+        report = read_json(files.floor.parent, files.floor.name)
         ours = {"nats_per_byte", "utf8_bytes", "seed"} <= set(report)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         ours = False
     if there and not ours:
         raise UserError(

@@ -51,7 +51,7 @@ def find_overlap(train: TokenStore, held_out: TokenStore, cache: Path) -> Overla
     """Which held-out documents are training documents. Both stores must be of one tokenizer."""
     memo = _memo(train, held_out, cache)
     if memo is not None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             known = json.loads(memo.read_text())
             return Overlap(known["documents"], known["shared"], known["first"] and tuple(known["first"]))
     found = _compare(train, held_out)

@@ -51,8 +51,9 @@ from minimind.data.store_files import MANIFEST, holds_store
 from minimind.data.tally import Tally
 from minimind.defaults import MAX_BAD_RATIO, ROW_LENGTH
 from minimind.display import complain
-from minimind.durable import is_directory, read_inside
+from minimind.durable import is_directory
 from minimind.errors import UserError
+from minimind.strict_json import read_json
 from minimind.tokenizer import Tokenizer
 
 _FORMAT_VERSION = 1  # part of every store's key: raise it when the same input would give other tokens
@@ -285,9 +286,10 @@ def _found(store: Path, key: str, cached: bool, say: Say) -> bool:
 
 def _key_of(store: Path) -> str | None:
     try:
-        key: object = json.loads(read_inside(store, MANIFEST)).get("key")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        manifest = read_json(store, MANIFEST)
+    except (OSError, ValueError):
         return None
+    key = manifest.get("key") if isinstance(manifest, dict) else None
     return key if isinstance(key, str) else None
 
 

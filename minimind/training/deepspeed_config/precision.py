@@ -108,6 +108,9 @@ def _check_loss_scale(draft: Draft) -> None:
         )
     if scale != 0:
         return
+    if power > 127:  # fp32, which DeepSpeed keeps the scale in, ends at 2^128
+        draft.problem("fp16.initial_scale_power", "a scale above 2^127 is infinite: use 16")
+        return
     if power > 20:
         draft.find(
             "scale-power-high",
