@@ -60,6 +60,7 @@ CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
 STEP_NAME = "step-[0-9]{8,18}"  # a checkpoint's directory in CHECKPOINTS, as a pattern
 RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"
 RECOVERY, POST_MORTEM = "recovery.json", "post_mortem.json"
+HANG = "hang"  # the stacks of ranks that hung
 MODEL_STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's file with the module's weights, one for all ranks
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minimind.defaults import BEST, CHECKPOINTS, FINAL, LATEST, POST_MORTEM, RECOVERY, STEP_NAME
+from minimind.defaults import BEST, CHECKPOINTS, FINAL, HANG, LATEST, POST_MORTEM, RECOVERY, STEP_NAME
 from minimind.durable import (
     free_name,
     is_directory,
@@ -32,10 +32,9 @@ from minimind.durable import (
 from minimind.errors import UserError
 from minimind.findings import Finding
 from minimind.strict_json import brief, is_count, read_json, read_pointer, reason_of
-from minimind.training import hang
 
 MANIFEST = "manifest.json"
-PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, hang.FOLDER)  # what a run makes
+PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, HANG)  # what a run makes
 TEMPORARY = ".incomplete-"
 _NAME = re.compile(STEP_NAME)
 _DEBRIS = re.compile(rf"{re.escape(TEMPORARY)}(replaced-)?{_NAME.pattern}(-\d+)?")

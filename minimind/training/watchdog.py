@@ -29,7 +29,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minimind.training.hang import FOLDER, debugged, go_on, say, write_stacks
+from minimind.defaults import HANG
+from minimind.training.hang import debugged, go_on, say, write_stacks
 from minimind.training.parents import siblings
 from minimind.training.signals import StopRequest, tell
 from minimind.watchdog_config import WatchdogConfig
@@ -196,7 +197,7 @@ class Watchdog:
 
     def _write_stacks(self, head: str) -> str:
         """Add the stacks of all threads to this rank's file; where they are, in words."""
-        path = self._run_dir / FOLDER / f"rank-{self._rank}.txt"
+        path = self._run_dir / HANG / f"rank-{self._rank}.txt"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
