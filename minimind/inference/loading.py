@@ -111,7 +111,7 @@ def _inside(run_dir: Path, name: str) -> Path:
 
 
 def _latest(run_dir: Path) -> Path | None:
-    """The checkpoint that a run's ``latest`` names, None without one. UserError if it names what is none of this run's."""
+    """The checkpoint that a run's ``latest`` names, None without one. UserError if it names anything else."""
     try:
         target = read_pointer(run_dir, LATEST)
     except (FileNotFoundError, NotADirectoryError):

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minimind.defaults import HANG
+from minimind.durable import append_to, subdirectory
 from minimind.training.hang import debugged, go_on, say, write_stacks
 from minimind.training.parents import siblings
 from minimind.training.signals import StopRequest, tell
@@ -199,8 +200,7 @@ class Watchdog:
         """Add the stacks of all threads to this rank's file; where they are, in words."""
         path = self._run_dir / HANG / f"rank-{self._rank}.txt"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            with append_to(subdirectory(self._run_dir, HANG) / path.name) as file:
                 write_stacks(file.fileno(), head)
         except OSError as error:
             write_stacks(2, head)
