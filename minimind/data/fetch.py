@@ -18,7 +18,6 @@ import importlib.util
 import ipaddress
 import os
 import shutil
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minimind.base.display import complain
 from minimind.base.errors import UserError
 from minimind.base.files import append_to, free_name, open_inside, sha256_of
 from minimind.base.secrets import mask_text
@@ -86,7 +86,7 @@ def _publish(partial: Path, target: Path) -> None:
     if os.path.lexists(target):
         kept = free_name(target, lambda n: f"{target.stem}.{n}{target.suffix}")
         os.rename(target, kept)
-        print(f"{target} was another file: it is now {kept}", file=sys.stderr)
+        complain(f"{target} was another file: it is now {kept}")
     os.rename(partial, target)
 
 
@@ -184,15 +184,14 @@ def _resume(url: str, partial: Path) -> None:
     begins again. A server that ignores the range answers 200, and the file is written from its start.
     """
     try:
-        with append_to(partial) as file:
-            have = file.seek(0, os.SEEK_END)
-            request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-            with _opener().open(request, timeout=60) as answer:
-                if answer.status != 206:
-                    file.truncate(0)
-                shutil.copyfileobj(answer, file, 1 << 20)
-                if answer.length:  # what the server promised and did not send
-                    raise ConnectionError(f"the connection broke {answer.length:,} bytes before the end")
+        have = partial.lstat().st_size if os.path.lexists(partial) else 0  # a link is refused below
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+        with _opener().open(request, timeout=60) as answer, append_to(partial) as file:
+            if answer.status != 206:
+                file.truncate(0)
+            shutil.copyfileobj(answer, file, 1 << 20)
+            if answer.length:  # what the server promised and did not send
+                raise ConnectionError(f"the connection broke {answer.length:,} bytes before the end")
     except urllib.error.HTTPError as error:
         if error.code != 416:  # 416: nothing is left to send
             raise

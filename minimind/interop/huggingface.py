@@ -27,7 +27,8 @@ from torch import Tensor
 
 from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.base.errors import UserError
-from minimind.base.files import path_inside, read_inside, replacing, write_bytes_durably
+from minimind.base.files import path_inside, replacing, write_bytes_durably
+from minimind.base.strict.json_text import brief, read_json
 from minimind.config.model import ModelConfig
 from minimind.interop.tokenizer_files import tokenizer_files
 from minimind.text.tokenizer import BOS_ID, EOS_ID, FILE_NAME, PAD_ID, Tokenizer
@@ -136,13 +137,18 @@ def _weight_files(directory: Path) -> list[str]:
         raise UserError(
             f"{directory}: neither {WEIGHTS} nor {INDEX}; re-save the model as safetensors with transformers"
         )
-    names = _read_json(directory / INDEX).get("weight_map", {}).values()
-    return sorted({Path(str(name)).name for name in names})  # .name: never outside the directory
+    places = _read_json(directory / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{directory / INDEX}: weight_map is {brief(places)}, not an object of file names by weight")
+    for name in places.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or len(name) > 200:
+            raise UserError(f"{directory / INDEX}: weight_map names {brief(name)}, which is no file in this directory")
+    return sorted(set(places.values()))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_inside(path.parent, path.name))
+        content = read_json(path.parent, path.name)
     except OSError as error:
         raise UserError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
@@ -156,6 +162,9 @@ def read_config(path: Path) -> ModelConfig:
     """The shape in a config.json. Raises UserError with every reason why ``model.py`` can't build it."""
     raw = _read_json(path)
     rope = raw.get("rope_parameters") or {}  # where transformers 5 keeps theta
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(raw.get(name) or {}, dict):
+            raise UserError(f"{path}: {name} is {brief(raw[name])}, not an object")
     reasons = _refusals(raw, rope)
     if reasons:
         raise UserError(f"{path}: this model can't be loaded: {'; '.join(reasons)}")
@@ -168,18 +177,21 @@ def read_config(path: Path) -> ModelConfig:
         return ModelConfig(**fields)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        name = ".".join(map(str, first["loc"]))
+        got = f", not {brief(first['input'])}" if name else ""
+        reason = f"{first['msg'].removeprefix('Value error, ')}{got}"
+        raise UserError(f"{path}: {f'{name}: {reason}' if name else reason}") from error
 
 
 def _refusals(raw: dict[str, Any], rope: dict[str, Any]) -> list[str]:
     kind, scaling = raw.get("model_type"), raw.get("rope_scaling") or {}
     rope_type = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
     checks = {
-        f'model_type is "{kind}", only "llama" and MiniMind\'s own are known': kind not in ("llama", "minimind"),
+        f'model_type is {brief(kind)}, only "llama" and MiniMind\'s own are known': kind not in ("llama", "minimind"),
         "it is a mixture of experts": bool(raw.get("use_moe")),
-        f"its activation is {raw.get('hidden_act')}, not silu": raw.get("hidden_act", "silu") != "silu",
+        f"its activation is {brief(raw.get('hidden_act'))}, not silu": raw.get("hidden_act", "silu") != "silu",
         "it has attention biases": bool(raw.get("attention_bias")),
         "it has MLP biases": bool(raw.get("mlp_bias")),
-        f"its positions are scaled ({rope_type})": rope_type != "default",
+        f"its positions are scaled ({brief(rope_type)})": rope_type != "default",
     }
     return [reason for reason, applies in checks.items() if applies]

@@ -33,7 +33,8 @@ import sentencepiece
 
 from minimind.base.defaults import VOCABULARY
 from minimind.base.errors import UserError
-from minimind.base.files import read_inside, read_named, write_bytes_durably
+from minimind.base.files import write_bytes_durably
+from minimind.base.strict.json_text import read_small, read_small_named
 
 FILE_NAME = "tokenizer.model"
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
@@ -46,6 +47,8 @@ _SECTION = 4096  # characters of training text sampled together
 _LONG_TEXT = 1 << 20  # characters; SentencePiece takes about 60 bytes for each character of one string
 _SMALL_BATCH = 32  # below this, starting SentencePiece's thread costs more than it gives
 _PROBE = "  a\tb \r\n\x00 Ａ①ﬁ 你好，1234 \U0001f600\ufffd <s> "  # every normaliser but identity alters it
+_LARGEST_MODEL = 16 << 20  # bytes; 256,000 pieces take five MiB
+_MOST_PIECES, _LONGEST_PIECE = (1 << 20, 1 << 10)  # pieces, and characters of one: what tables and merges are made of
 _ADVICE = "`minimind train-tokenizer --help` says how to train one"
 
 _Ids = npt.NDArray[np.int32]
@@ -64,7 +67,7 @@ class Tokenizer:
         self.pad_id, self.bos_id, self.eos_id = PAD_ID, BOS_ID, EOS_ID
         self.im_start_id: int = self._processor.PieceToId(IM_START)
         self.im_end_id: int = self._processor.PieceToId(IM_END)
-        self._text_bytes, self._special_bytes = _byte_tables(self._processor)
+        self._text_bytes, self._special_bytes = _byte_tables(self._processor, path)
         self._longest_piece = max(map(len, self._text_bytes.values()))  # bytes
         self._pairs = _inner_pairs(self._text_bytes.values())
         first_byte: int = self._processor.PieceToId("<0x00>")
@@ -75,13 +78,19 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """Read a tokenizer.model, or the one in a directory. UserError if it is absent or not one of ours."""
         path = Path(path)
-        file = path / FILE_NAME if path.is_dir() else path
+        file = path
         try:
-            model = read_inside(path, FILE_NAME) if path.is_dir() else read_named(path)
+            if path.is_dir():
+                file = path / FILE_NAME
+                model = read_small(path, FILE_NAME, _LARGEST_MODEL)
+            else:
+                model = read_small_named(path, _LARGEST_MODEL)
         except OSError as error:
             raise UserError(
                 f"no tokenizer at {file} ({error.strerror}); give its file or directory, or {_ADVICE}"
             ) from error
+        except ValueError as error:
+            raise UserError(f"{file}: no tokenizer: {error}; give its file or directory") from None
         return cls(model, file)
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes, Path]]:
@@ -322,6 +331,8 @@ def _open_model(model: bytes, path: Path) -> sentencepiece.SentencePieceProcesso
         processor.LoadFromSerializedProto(model)
     except RuntimeError as error:
         raise UserError(f"{path} is not a SentencePiece model; {_ADVICE}") from error
+    if processor.vocab_size() > _MOST_PIECES:
+        raise UserError(f"{path}: {processor.vocab_size():,} pieces; the limit is {_MOST_PIECES:,}")
     special = (processor.pad_id(), processor.bos_id(), processor.eos_id())
     if special != (PAD_ID, BOS_ID, EOS_ID):
         raise UserError(f"{path}: pad, bos and eos have the ids {special}, not (0, 1, 2); {_ADVICE}")
@@ -336,12 +347,14 @@ def _outside(token_id: int, vocab_size: int) -> ValueError:
     return ValueError(f"token id {token_id} is outside the vocabulary of {vocab_size}")
 
 
-def _byte_tables(processor: sentencepiece.SentencePieceProcessor) -> tuple[_ByteTable, _ByteTable]:
+def _byte_tables(processor: sentencepiece.SentencePieceProcessor, path: Path) -> tuple[_ByteTable, _ByteTable]:
     """id -> bytes of its text, with control symbols empty, and with control symbols spelled."""
     text: dict[int, bytes] = {}
     special: dict[int, bytes] = {}
     for i in range(processor.vocab_size()):
         piece: str = processor.IdToPiece(i)
+        if len(piece) > _LONGEST_PIECE:
+            raise UserError(f"{path}: piece {i} has {len(piece):,} characters; the limit is {_LONGEST_PIECE:,}")
         if processor.IsByte(i):
             text[i] = special[i] = bytes([int(piece[3:5], 16)])
         elif processor.IsControl(i) or processor.IsUnknown(i):

@@ -147,9 +147,11 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             ignored += [str(p) for p in inside if p not in set(known)]
             if not known:
                 raise UserError(f"{path}: a directory without any file named {' '.join(_SUFFIXES)}")
-            for p in known:
-                _refuse_out_of(path, p)
+            for file_inside in known:
+                _refuse_strange(file_inside, path)
             sources += [Source(p, str(p)) for p in known]
+        elif path.is_char_device() or path.is_block_device() or path.is_socket():
+            raise UserError(f"{path}: a device or a socket, not a file; - reads stdin")
         elif path.is_fifo():
             with path.open("rb") as pipe:
                 sources.append(Source(_spooled(pipe, spool), str(path)))
@@ -158,6 +160,8 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             found = sorted(match for match in matches if not Path(match).is_dir())
             if not found:
                 raise UserError(f"{file}: no file matches this pattern")
+            for match in found:
+                _refuse_strange(Path(match), None)
             sources += [Source(Path(p), p) for p in found]
         else:
             sources.append(Source(path, str(path)))
@@ -251,6 +255,20 @@ def is_turns(value: object) -> bool:
     )
 
 
+def _refuse_strange(file: Path, directory: Path | None) -> None:
+    """UserError for what a directory or a pattern holds beside files: reading a FIFO or a device may never end, and a
+    link out of the directory could show any file of the reader's."""
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file}: a pipe, device or socket, not a file; remove it, or name the files")
+    if directory is None:
+        return
+    try:
+        open_inside(directory, file.relative_to(directory)).close()
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EINVAL):
+            raise UserError(f"{file}: {error.strerror}; name the file itself, or take it away") from None
+
+
 def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
@@ -259,15 +277,6 @@ def remove_spool(spool: Path) -> None:
     """Delete the copies of pipes in ``spool``, and it, if it is there."""
     with contextlib.suppress(OSError):  # the next user of the disk will say more
         remove_files(spool, lambda name: name.startswith("stdin-"))
-
-
-def _refuse_out_of(directory: Path, file: Path) -> None:
-    """What a directory is said to hold lies in it: a link could show any file of the reader's."""
-    try:
-        open_inside(directory, file.relative_to(directory)).close()
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EINVAL):
-            raise UserError(f"{file}: {error.strerror}; name the file itself, or take it away") from None
 
 
 def _spooled(pipe: IO[bytes], spool: Path) -> Path:

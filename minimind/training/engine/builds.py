@@ -21,10 +21,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from minimind.base.display import complain
 from minimind.base.errors import UserError
+from minimind.base.files import lock_file
 from minimind.training.engine import build_lock
 
 PERIOD = 0.5  # seconds between two looks at a lock
@@ -65,7 +66,7 @@ def one_build(op: str, say: Say) -> Iterator[None]:
     """
     directory = root() / op
     with _open_turn(directory / TURN) as turn:
-        _take_turn(turn, op, say)
+        _take_turn(turn, directory / TURN, op, say)
         clear(directory, say)
         _put_ninja_on_path()
         if not any(directory.glob("*.so")):
@@ -113,10 +114,10 @@ def _put_ninja_on_path() -> None:
         os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH"), str(Path(ninja).parent))))
 
 
-def _open_turn(path: Path) -> TextIO:
+def _open_turn(path: Path) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("a+")
+        return lock_file(path)
     except OSError as error:
         raise UserError(
             f"{path}: {error.strerror}, and DeepSpeed compiles an op there: "
@@ -124,21 +125,22 @@ def _open_turn(path: Path) -> TextIO:
         ) from error
 
 
-def _take_turn(turn: TextIO, op: str, say: Say) -> None:
+def _take_turn(turn: BinaryIO, path: Path, op: str, say: Say) -> None:
     """Wait until no other process of ours has the file locked, and write who has it now."""
     try:
         if not _locked_within(turn, SILENT):
             turn.seek(0)
-            say(f"waiting: {turn.read().strip() or 'another process'} is compiling {op} ({turn.name})")
+            holder = turn.read(1000).decode("utf-8", "replace").strip() or "another process"
+            say(f"waiting: {holder} is compiling {op} ({path})")
             fcntl.flock(turn, fcntl.LOCK_EX)
     except OSError:  # a network file system without locks: torch's own lock must do
         return
-    turn.truncate(0)
-    turn.write(f"process {os.getpid()} on {os.uname().nodename}")
-    turn.flush()
+    turn.seek(0)
+    turn.truncate()
+    turn.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
 
 
-def _locked_within(turn: TextIO, seconds: float) -> bool:
+def _locked_within(turn: BinaryIO, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -17,7 +17,6 @@ from types import FrameType
 
 from minimind.training.checkpoint.directory import LATEST, pointed
 
-FOLDER = "hang"  # in the run directory
 DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle")
 
 

@@ -29,8 +29,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minimind.base.defaults import HANG
+from minimind.base.files import append_to, subdirectory
 from minimind.config.watchdog import WatchdogConfig
-from minimind.training.process.hang import FOLDER, debugged, go_on, say, write_stacks
+from minimind.training.process.hang import debugged, go_on, say, write_stacks
 from minimind.training.process.orphans import siblings
 from minimind.training.process.signals import StopRequest, tell
 
@@ -193,10 +195,9 @@ class Watchdog:
 
     def _write_stacks(self, head: str) -> str:
         """Add the stacks of all threads to this rank's file; where they are, in words."""
-        path = self._run_dir / FOLDER / f"rank-{self._rank}.txt"
+        path = self._run_dir / HANG / f"rank-{self._rank}.txt"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            with append_to(subdirectory(self._run_dir, HANG) / path.name) as file:
                 write_stacks(file.fileno(), head)
         except OSError as error:
             write_stacks(2, head)
