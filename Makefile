@@ -1,7 +1,7 @@
 # make         a virtual environment in .venv with everything in it; a second make reinstalls nothing
 # make demo    set up, then tokenizer -> pretraining -> SFT -> ten questions on the built-in corpus
 # make test    set up, then the test suite (PYTEST="-k store" picks tests)
-# make check   set up, then lint, format and types
+# make check   set up, then lint, format and types, and known holes in the pinned versions where OSV can be asked
 # make coverage  make test, with the lines and branches that it runs; docs/testing.md tells how to read it
 # make mutants set up, then in the background: a sample of faults against the tests (MUTANTS="--size 50 --only loop");
 #              the same command goes on after a stop, and says what is known so far: MUTANTS=--list
@@ -55,6 +55,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/audit_pins.py
 
 ifeq ($(filter --list,$(MUTANTS)),)
 mutants: $(STAMP)

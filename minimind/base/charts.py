@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,12 +36,17 @@ class Line:
 
 def thin(xs: Sequence[int], ys: Sequence[float | None], limit: int = POINTS) -> tuple[list[int], list[float]]:
     """At most `limit` points: each bucket's lowest and highest value, in order. Gaps become NaN and are kept."""
-    points = [(x, math.nan if y is None or not math.isfinite(y) else y) for x, y in zip(xs, ys, strict=True)]
+    points = [(x, y if _drawable(y) else math.nan) for x, y in zip(xs, ys, strict=True)]
     if len(points) > limit:
         size = math.ceil(len(points) / (limit // 2))
         buckets = (points[i : i + size] for i in range(0, len(points), size))
         points = [point for bucket in buckets for point in _extremes(bucket)]
     return [x for x, _ in points], [y for _, y in points]
+
+
+def _drawable(y: float | None) -> TypeGuard[float]:
+    """Whether a chart can show it: beyond these the axes' own arithmetic overflows."""
+    return y is not None and math.isfinite(y) and (y == 0 or 1e-30 <= abs(y) <= 1e30)
 
 
 def _extremes(bucket: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -56,7 +61,7 @@ def running_mean(ys: Sequence[float | None], window: int) -> list[float | None]:
     decay, total, weight = 1 - 1 / max(window, 1), 0.0, 0.0
     result: list[float | None] = []
     for y in ys:
-        if y is not None and math.isfinite(y):
+        if _drawable(y):
             total, weight = decay * total + y, decay * weight + 1
         result.append(total / weight if weight else None)
     return result
@@ -71,7 +76,7 @@ def chart(name: str, lines: Sequence[Line], label: str, log: int | None = None) 
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    values = [y for line in lines for y in line.ys if y is not None and math.isfinite(y)]
+    values = [y for line in lines for y in line.ys if _drawable(y)]
     if not values:
         return None
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}):
@@ -88,20 +93,16 @@ def chart(name: str, lines: Sequence[Line], label: str, log: int | None = None) 
 
 def _draw(axes: Axes, line: Line) -> None:
     xs, ys = thin(line.xs, line.ys)
+    label = line.label.encode("utf-8", "replace").decode()  # matplotlib takes no lone surrogates
     if line.dots:
-        axes.plot(xs, ys, "o:", color=line.colour, label=line.label, markersize=3.5, linewidth=1)
+        axes.plot(xs, ys, "o:", color=line.colour, label=label, markersize=3.5, linewidth=1)
         return
     axes.plot(
-        xs,
-        ys,
-        color=line.colour,
-        linewidth=1,
-        alpha=0.3 if line.smooth else 1,
-        label=None if line.smooth else line.label,
+        xs, ys, color=line.colour, linewidth=1, alpha=0.3 if line.smooth else 1, label=None if line.smooth else label
     )
     if line.smooth:
         smoothed = thin(line.xs, running_mean(line.ys, max(len(line.ys) // 150, 5)))
-        axes.plot(*smoothed, color=line.colour, linewidth=1.6, label=line.label)
+        axes.plot(*smoothed, color=line.colour, linewidth=1.6, label=label)
 
 
 def _decorate(axes: Axes, label: str, log: int | None) -> None:
@@ -114,7 +115,9 @@ def _decorate(axes: Axes, label: str, log: int | None) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     if len(axes.get_legend_handles_labels()[0]) > 1:
-        axes.legend(frameon=False, labelcolor=GREY, fontsize=8)
+        legend = axes.legend(frameon=False, labelcolor=GREY, fontsize=8)
+        for text in legend.get_texts():  # a name is no formula: $ starts one, and a broken one ends the report
+            text.set_parse_math(False)
 
 
 def _inline(svg: str, name: str) -> str:

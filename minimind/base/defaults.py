@@ -18,6 +18,7 @@ AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
 # Data
 ROW_LENGTH = 512  # max_seq_length
 MAX_BAD_RATIO = 0.01  # with --skip-bad
+MAX_WEIGHT = 1000  # of a training source: how often an epoch reads it
 VOCABULARY = 6400
 IGNORE = -100  # a label that carries no loss
 
@@ -48,6 +49,7 @@ CHAT_TOKENS, CHAT_TEMPERATURE, CHAT_TOP_P = 400, 0.7, 0.9
 # What a run directory holds
 OUTPUT_DIRECTORY = Path("runs/run")
 CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
+STEP_NAME = "step-[0-9]{8,18}"  # a checkpoint's directory in CHECKPOINTS, as a pattern
 RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"
 RECOVERY, POST_MORTEM, HANG = "recovery.json", "post_mortem.json", "hang"
 MODEL_STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's file with the module's weights, one for all ranks

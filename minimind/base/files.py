@@ -134,7 +134,7 @@ def is_directory(path: Path) -> bool:
 def open_inside(directory: Path, name: str | PurePath) -> BinaryIO:
     """``directory/name`` for reading. OSError if it is no regular file there (see the module's contract)."""
     parts = PurePath(name).parts
-    if not parts or ".." in parts or PurePath(name).is_absolute():
+    if not parts or ".." in parts or PurePath(name).is_absolute() or not _is_name(str(name)):
         raise OSError(errno.EINVAL, f"names no file in {directory}", str(name))
     try:
         try:
@@ -170,9 +170,17 @@ def directory_inside(directory: Path, name: str | PurePath) -> Path:
     return path
 
 
+def open_named(path: Path) -> BinaryIO:
+    """A regular file that a person named, which may be a link to one, for reading. OSError."""
+    if not _is_name(str(path)):
+        raise OSError(errno.EINVAL, "a name that no file can have", str(path))
+    return _regular(os.open(path, _READ & ~os.O_NOFOLLOW), path)
+
+
 def read_named(path: Path) -> bytes:
-    """A regular file that a person named, which may be a link to one. OSError."""
-    return _regular(os.open(path, _READ & ~os.O_NOFOLLOW), path).read()
+    """All of a regular file that a person named; OSError as for ``open_named``."""
+    with open_named(path) as file:
+        return file.read()
 
 
 def sha256_of(file: BinaryIO) -> str:
@@ -207,6 +215,14 @@ def free_name(path: Path, number: Callable[[int], str]) -> Path:
     """The first of ``number(1)``, ``number(2)`` ... beside ``path`` that nothing has, no dangling link either."""
     names = (path.with_name(number(n)) for n in range(1, 10_000))
     return next(name for name in names if not os.path.lexists(name))
+
+
+def _is_name(path: str) -> bool:
+    """Whether the system takes it: Python raises ValueError for a NUL and for half a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _descend(root: Path, parts: Sequence[str]) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minimind.base.defaults import MAX_BAD_RATIO, Reasoning
 from minimind.base.errors import UserError
 from minimind.base.files import read_named, write_bytes_durably
+from minimind.base.strict.json_text import brief
+from minimind.config.model import LARGEST_TABLE
 
 if TYPE_CHECKING:
     from minimind.data.records.conversations import Kind
@@ -169,13 +171,15 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     from minimind.data.store.batches import Batches
     from minimind.data.store.mixture import Part
     from minimind.data.store.store import TokenStore
-    from minimind.training.health.ladder import data_step, read_rollbacks
+    from minimind.training.health.ladder import FILE_NAME, data_step, read_rollbacks
 
     about = load_run(run_dir).about
-    if about.get("store") is None or about.get("seed") is None:
-        raise UserError(f"{run_dir}: metrics.jsonl does not say which store and seed the run used")
-    if not Path(about["store"]).is_dir():
-        raise UserError(f"{about['store']}: the store is gone: prepare the same files again")
+    _refuse_missing(run_dir, about, ("store", "seed"))
+    if not about["store"] or not os.path.isdir(about["store"]):  # noqa: PTH112 (Path's raises for a name too long)
+        raise UserError(f"{run_dir}: the store is gone ({brief(about['store'])}): prepare the same files again")
+    _refuse_missing(run_dir, about, ("total_steps", "micro_batch_size", "accumulation", "world_size", "row_length"))
+    if about["row_length"] > LARGEST_TABLE:
+        raise UserError(f"{run_dir}: metrics.jsonl says rows of {about['row_length']:,} tokens, which no run has")
     if step > about["total_steps"]:
         raise UserError(f"{run_dir}: the run has {about['total_steps']} steps, not {step}")
     store = TokenStore.open(Path(about["store"]))
@@ -190,6 +194,15 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
         seed=about["seed"],
         parts=[Part(part["path"], part["weight"], part["files"]) for part in about.get("sources") or []],
     )
-    rollbacks = read_rollbacks(run_dir, about["total_steps"])
+    try:
+        rollbacks = read_rollbacks(run_dir, about["total_steps"])
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / FILE_NAME}: can't be read ({error})") from error
     documents = {document for document, _, _ in batches.documents(data_step(step - 1, rollbacks))}
     return [f"{name}:{line}" for name, line in sorted(store.source(document) for document in documents)]
+
+
+def _refuse_missing(run_dir: Path, about: Mapping[str, Any], names: Sequence[str]) -> None:
+    missing = [name for name in names if about.get(name) is None]
+    if missing:
+        raise UserError(f"{run_dir}: metrics.jsonl does not say which {' and '.join(missing)} the run used")

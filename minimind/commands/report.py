@@ -20,14 +20,17 @@ from typing import Any
 from minimind.base.charts import COLOURS, Line, chart
 from minimind.base.defaults import ENVIRONMENT, RUN_CONFIG, RUN_JSON
 from minimind.base.errors import UserError
-from minimind.base.files import open_inside, read_inside, write_durably
+from minimind.base.files import open_inside, write_durably
 from minimind.base.secrets import mask_command, mask_text, mask_values
+from minimind.base.strict.json_text import parse_json, read_small, reason_of
 from minimind.training.record.console import NA, count, duration, number
 from minimind.training.record.file import FILE_NAME, read_metrics
 
 Record = dict[str, Any]
 FILES = (RUN_CONFIG, RUN_JSON, ENVIRONMENT)
 MARK = '<p class="sub">MiniMind on DeepSpeed</p>'  # by which a page of ours is known
+LARGEST_TEXT = 4 << 20  # bytes; older environment.json files hold uncommitted changes
+MOST_SOURCES = 64  # lines of a chart: as many as can be told apart, and more
 
 STYLE = """
 :root { color-scheme: light dark; --line: #80808033; --soft: #808a94; }
@@ -101,11 +104,7 @@ def load_run(path: Path, index: int = 0) -> RunData:
         raise UserError(
             f"{directory / FILE_NAME}: {error.strerror}: give the output directory of a training run"
         ) from None
-    try:
-        there = [name for name in FILES if os.path.lexists(directory / name)]
-        texts = {name: _shareable(name, read_inside(directory, name).decode("utf-8", "replace")) for name in there}
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}: take it away to see the rest") from None
+    texts = {name: _shareable(name, _text(directory, name)) for name in FILES if os.path.lexists(directory / name)}
     ends = _of(records, "end")
     return RunData(
         path=directory,
@@ -121,13 +120,21 @@ def load_run(path: Path, index: int = 0) -> RunData:
     )
 
 
+def _text(directory: Path, name: str) -> str:
+    """A small file's text as far as it can be read. Raises UserError."""
+    try:
+        return read_small(directory, name, LARGEST_TEXT).decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{directory / name}: {reason_of(error)}: take it away to see the rest") from None
+
+
 def _shareable(name: str, text: str) -> str:
     """A file's text as it may be passed on: no uncommitted changes (older runs have them there), secrets masked."""
     if not name.endswith(".json"):
         return mask_text(text)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return "not JSON: left out, for it may hold what should not be passed on"
     if name == "environment.json" and isinstance(value, dict):
         value.pop("git_diff", None)
@@ -153,20 +160,25 @@ def facts(run: RunData) -> list[tuple[str, str]]:
     held = [record for record in run.evaluations if record.get("loss") is not None]
     best = min(held, key=lambda record: record["loss"], default={})
     state = f"{run.end['reason']} after {duration(run.end['seconds'])}" if run.end else "going on, or killed"
-    model = f"{run.about['model']}, {run.about['parameters']:,} parameters" if "model" in run.about else NA
+    model = NA
+    if {run.about.get("model"), run.about.get("parameters")}.isdisjoint({None}):
+        model = f"{run.about['model']}, {run.about['parameters']:,} parameters"
     return [
         ("task", run.about.get("task", NA)),
         ("model", model),
         ("state", state),
         ("steps", f"{last.get('step', 0)} of {run.about.get('total_steps', NA)}"),
-        ("trained tokens", count(last.get("tokens", 0))),
+        ("trained tokens", count(last.get("tokens") or 0)),
         ("loss, mean of the last 20 steps", number(statistics.fmean(losses) if losses else None, ".4f")),
         ("best held-out loss", f"{number(best['loss'], '.4f')} at step {best['step']}" if best else NA),
         ("its perplexity", number(best.get("ppl"), ".2f")),
         ("its bits per byte", number(best.get("bits_per_byte"), ".4f")),
         ("tokens/s, median", count(statistics.median(speeds)) if speeds else NA),
         ("skipped steps", str(last.get("skipped", NA))),
-        ("precision", f"{run.about['precision']}, ZeRO {run.about['zero_stage']}" if "precision" in run.about else NA),
+        (
+            "precision",
+            f"{run.about['precision']}, ZeRO {run.about.get('zero_stage', NA)}" if "precision" in run.about else NA,
+        ),
         ("findings", str(len(run.findings))),
     ]
 
@@ -180,13 +192,14 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
 
 
 def _settings(run: RunData) -> dict[str, str]:
-    import yaml
+    from minimind.base.strict.yaml_text import parse_yaml
 
     found: dict[str, str] = {}
-    for name, read in ((RUN_CONFIG, yaml.safe_load), (RUN_JSON, json.loads)):
+    for name in (RUN_CONFIG, RUN_JSON):
+        text = run.texts.get(name, "{}")
         try:
-            value = read(run.texts.get(name, "{}"))
-        except (ValueError, yaml.YAMLError):  # a torn file: shown as text below, not compared
+            value = parse_yaml(text)[0] if name == RUN_CONFIG else parse_json(text)
+        except ValueError:  # a torn file: shown as text below, not compared
             continue
         _flatten("" if name == RUN_CONFIG else "ds: ", value, found)
     return found
@@ -255,12 +268,15 @@ def _source_lines(runs: Sequence[RunData]) -> list[Line]:
             COLOURS[i % len(COLOURS)],
             smooth=True,
         )
-        for i, ((number_, source), losses) in enumerate(found.items())
+        for i, ((number_, source), losses) in enumerate(list(found.items())[:MOST_SOURCES])
     ]
 
 
 def _any_skipped(runs: Sequence[RunData]) -> bool:
     return any(run.train and run.train[-1].get("skipped") for run in runs)
+
+
+_SURROGATES = dict.fromkeys(range(55296, 57344), "�")  # bytes of a name that were no UTF-8
 
 
 def page(runs: Sequence[RunData]) -> str:
@@ -280,7 +296,7 @@ def page(runs: Sequence[RunData]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head><body><h1>{_e(title)}</h1>"
         f"{MARK}{body}</body></html>\n"
-    )
+    ).translate(_SURROGATES)
 
 
 def _e(value: object) -> str:

@@ -26,7 +26,13 @@ from pydantic import (
 from minimind.base.defaults import VOCABULARY
 from minimind.base.errors import UserError
 
-Positive = Annotated[int, Field(gt=0)]
+# Far above every dense model that was published, and low enough that counting and naming the parameters of what a
+# stranger's configuration declares takes neither long nor numbers that 64 bits don't hold.
+MOST_LAYERS, LARGEST_WIDTH, LARGEST_TABLE = 1 << 10, 1 << 18, 1 << 24
+Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
+Width = Annotated[int, Field(gt=0, le=LARGEST_WIDTH)]
+Table = Annotated[int, Field(gt=0, le=LARGEST_TABLE)]
+Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 ModelType = Literal["llama", "mistral", "qwen2", "qwen3"]
@@ -67,13 +73,13 @@ class RopeScaling(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rope_type: RopeType
-    factor: Annotated[float, Field(ge=1)]
-    original_max_position_embeddings: Positive | None = None
-    low_freq_factor: Annotated[float, Field(gt=0)] | None = None
-    high_freq_factor: Annotated[float, Field(gt=0)] | None = None
-    attention_factor: Annotated[float, Field(gt=0)] | None = None
-    beta_fast: Annotated[float, Field(gt=0)] | None = None
-    beta_slow: Annotated[float, Field(gt=0)] | None = None
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    original_max_position_embeddings: Table | None = None
+    low_freq_factor: Finite | None = None
+    high_freq_factor: Finite | None = None
+    attention_factor: Finite | None = None
+    beta_fast: Finite | None = None
+    beta_slow: Finite | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool | None = None
@@ -115,18 +121,18 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    vocab_size: Positive = VOCABULARY
-    hidden_size: Positive = 512
-    num_hidden_layers: Positive = 8
-    num_attention_heads: Positive = 8
-    num_key_value_heads: Positive = 2
-    head_dim: Positive = 64
-    intermediate_size: Positive = 1408
-    rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    rope_theta: Annotated[float, Field(gt=0)] = 1e6
-    max_position_embeddings: Positive = 32768
+    vocab_size: Table = VOCABULARY
+    hidden_size: Width = 512
+    num_hidden_layers: Layers = 8
+    num_attention_heads: Width = 8
+    num_key_value_heads: Width = 2
+    head_dim: Width = 64
+    intermediate_size: Width = 1408
+    rms_norm_eps: Finite = 1e-5
+    rope_theta: Finite = 1e6
+    max_position_embeddings: Table = 32768
     tie_word_embeddings: bool = True
-    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    initializer_range: Finite = 0.02
     model_type: ModelType = "llama"
     rope_scaling: Annotated[RopeScaling | None, BeforeValidator(_rope_scaling)] = None
 

@@ -9,7 +9,6 @@ Weakness: paths are relative to the working directory, as in Hugging Face, not t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,10 +16,19 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, Reasoning
+from minimind.base.defaults import (
+    MAX_BAD_RATIO,
+    MAX_WEIGHT,
+    OUTPUT_DIRECTORY,
+    ROW_LENGTH,
+    AttentionBackend,
+    Reasoning,
+)
 from minimind.base.errors import UserError
 from minimind.base.findings import Finding
 from minimind.base.problems import nearest, raise_problems
+from minimind.base.strict.json_text import read_text_named
+from minimind.base.strict.yaml_text import parse_yaml
 from minimind.config.health import HealthConfig
 from minimind.config.model import PRESETS, ModelConfig
 from minimind.config.places import Places
@@ -114,7 +122,7 @@ class WeightedFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: Path
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
 
 
 def _source(value: Any) -> Any:
@@ -290,33 +298,17 @@ class RunConfig(BaseModel):
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads ``1e-3`` as a number (PyYAML follows YAML 1.1, where it is a string)."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
 def _read_yaml(path: Path, problems: list[str]) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
     """The mapping in ``path`` and the ``file:line`` of each key; syntax and duplicate-key errors go to
     ``problems``.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        root = yaml.compose(text, Loader=_Loader)
-        values = yaml.load(text, Loader=_Loader)
+        values, root = parse_yaml(read_text_named(path))
     except OSError as error:
         raise UserError(f"{path}: cannot read the config: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}: save the file as UTF-8") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise UserError(f"{path}{place}: not valid YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        reason = str(error)
+        raise UserError(f"{path}{reason if reason.startswith(':') else f': {reason}'}") from None
     places: dict[tuple[str, ...], str] = {}
     _collect_places(root, (), path, places, problems)
     if values is not None and not isinstance(values, dict):
@@ -360,9 +352,10 @@ def _apply_overrides(
             problems.append(f'--set {text}: expected key=value, for example "--set learning_rate=3e-4"')
             continue
         try:
-            _merge(values, key, yaml.load(raw, Loader=_Loader))
-        except yaml.YAMLError:
-            problems.append(f"--set {text}: the value is not valid YAML; quote it")
+            _merge(values, key, parse_yaml(raw)[0])
+        except ValueError as error:
+            reason = str(error).partition(": ")[2]
+            problems.append(f"--set {text[:200]}: {reason}; quote the value if it is a text")
         places[tuple(key.split("."))] = f"--set {text}"
         places[(key.split(".")[0],)] = f"--set {text}"
 

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from minimind.base.errors import UserError
 from minimind.base.files import read_inside, replacing, subdirectory, write_durably
+from minimind.base.strict.json_text import read_json
 from minimind.corpus.grammar import document_nats, sample_document
 from minimind.corpus.questions import QUESTION_KINDS, TRAINED_TWICE, Turns, conversation
 from minimind.corpus.stories import write_document
@@ -166,9 +167,9 @@ def _stamp(files: Sequence[Path]) -> str:
 def _refuse_others(files: DemoFiles) -> None:
     there = [file for file in vars(files).values() if os.path.lexists(file)]
     try:
-        report = json.loads(read_inside(files.floor.parent, files.floor.name))
+        report = read_json(files.floor.parent, files.floor.name)
         ours = {"nats_per_byte", "utf8_bytes", "seed"} <= set(report)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         ours = False
     if there and not ours:
         raise UserError(

@@ -11,22 +11,22 @@ not looked up.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from minimind.base.defaults import FINAL, MODEL_STATES, PARTITIONED_STATES, RUN_CONFIG
+from minimind.base.defaults import FINAL, LATEST, MODEL_STATES, PARTITIONED_STATES, RUN_CONFIG
 from minimind.base.errors import UserError
-from minimind.base.files import directory_inside, path_inside, read_inside
+from minimind.base.files import directory_inside, path_inside
+from minimind.base.strict.json_text import read_pointer, reason_of
 from minimind.interop import huggingface, upstream
+from minimind.interop.bombs import refuse_misfits
 from minimind.interop.huggingface import CONFIG
 from minimind.interop.partitioned import read_weights
 from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.tokenizer import NAMES, Tokenizer
 
-CHECKPOINT = re.compile(r"checkpoints/step-\d{8,}")  # what a run's `latest` names
 State = dict[str, Tensor]
 
 
@@ -63,6 +63,12 @@ def default_dtype(device: str | torch.device) -> torch.dtype | None:
 
 def build(state: State, config: ModelConfig, source: Path) -> Transformer:
     """A Transformer of ``config`` holding ``state``. Raises UserError naming what is missing, extra or misshapen."""
+    refuse_misfits(state, source)
+    if config.num_hidden_layers > len(state):  # before anything is made by layer
+        raise UserError(
+            f"{source}: its configuration declares {config.num_hidden_layers:,} layers, "
+            f"the weights are {len(state):,} tensors"
+        )
     with torch.device("meta"):
         model = Transformer(config, seed=None)
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -93,7 +99,8 @@ def _resolve(path: Path) -> Path:
         return path
     if (path / FINAL / CONFIG).is_file():
         return _inside(path, FINAL)
-    if (latest := _pointed(path)) and _checkpoint_file(latest):
+    latest = _latest(path)
+    if latest is not None and _checkpoint_file(latest):
         return latest
     raise UserError(
         f"{path}: no model in it (no final/, no complete checkpoint, no config.json with model.safetensors)"
@@ -107,13 +114,15 @@ def _inside(run_dir: Path, name: str) -> Path:
         raise UserError(f"{run_dir / name}: {error.strerror}") from error
 
 
-def _pointed(run_dir: Path) -> Path | None:
-    """The checkpoint that a run's ``latest`` names; None without one, or where it names something else."""
+def _latest(run_dir: Path) -> Path | None:
+    """The checkpoint that a run's ``latest`` names, None without one. UserError if it names anything else."""
     try:
-        name = read_inside(run_dir, "latest").decode("utf-8", "replace").strip()
-    except OSError:
+        target = read_pointer(run_dir, LATEST)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return _inside(run_dir, name) if CHECKPOINT.fullmatch(name) and (run_dir / name).is_dir() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / LATEST}: {reason_of(error)}") from error
+    return _inside(run_dir, str(target.relative_to(run_dir))) if target.is_dir() else None
 
 
 def _read(source: Path) -> tuple[State, ModelConfig, Path]:
@@ -128,11 +137,18 @@ def _read(source: Path) -> tuple[State, ModelConfig, Path]:
 
 
 def _tokenizer(path: Path, source: Path) -> Tokenizer:
-    if path.is_dir() and not Tokenizer.there(path):
+    try:
+        missing = path.is_dir() and not Tokenizer.there(path)
+    except OSError as error:  # a name that no file can have
+        raise UserError(f"{source}: its tokenizer can't be read: {error.strerror}") from error
+    if missing:
         raise UserError(
             f"{source}: no {' and no '.join(NAMES)} in {path}; give the tokenizer that the model was trained with"
         )
-    return Tokenizer.load(path)
+    try:
+        return Tokenizer.load(path)
+    except UserError as error:  # a run's config.yaml may name any place
+        raise error if str(source) in str(error) else UserError(f"{source}: {error}") from error
 
 
 def _checkpoint_file(path: Path) -> Path | None:
@@ -162,5 +178,6 @@ def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
     state = read_weights(file.parent, saved) if name.name == PARTITIONED_STATES else saved.get("module")
     if not isinstance(state, dict):
         raise UserError(f"{file}: not a DeepSpeed checkpoint (it has no weights under 'module')")
+    refuse_misfits(state, file)
     weights = {name: value.contiguous() for name, value in state.items()}
     return weights, run.model, run_dir if Tokenizer.there(run_dir) else run.tokenizer or run_dir

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.base.errors import UserError
-from minimind.base.files import path_inside, read_inside, replacing, write_bytes_durably
+from minimind.base.files import path_inside, replacing, write_bytes_durably
+from minimind.base.strict.json_text import brief, read_json
 from minimind.config.model import ModelConfig
 from minimind.interop.huggingface_config import of_minimind, refusals, shape_fields, transformers_config
 from minimind.interop.tokenizer_files import tokenizer_files
@@ -140,16 +141,18 @@ def _weight_files(directory: Path) -> list[str]:
         raise UserError(
             f"{directory}: neither {WEIGHTS} nor {INDEX}; re-save the model as safetensors with transformers"
         )
-    index = _read_json(directory / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not index:
-        raise UserError(f"{directory / INDEX}: names no weights (weight_map); copy the file again")
-    names = index.values()
-    return sorted({Path(str(name)).name for name in names})  # .name: never outside the directory
+    places = _read_json(directory / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{directory / INDEX}: weight_map is {brief(places)}, not an object of file names by weight")
+    for name in places.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or len(name) > 200:
+            raise UserError(f"{directory / INDEX}: weight_map names {brief(name)}, which is no file in this directory")
+    return sorted(set(places.values()))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_inside(path.parent, path.name))
+        content = read_json(path.parent, path.name)
     except OSError as error:
         raise UserError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
@@ -162,10 +165,16 @@ def _read_json(path: Path) -> dict[str, Any]:
 def read_config(path: Path) -> ModelConfig:
     """The shape in a config.json. Raises UserError with every reason why the transformer can't build it."""
     raw = _read_json(path)
+    for name in ("rope_parameters", "rope_scaling"):  # transformers 5 keeps theta in the first
+        if not isinstance(raw.get(name) or {}, dict):
+            raise UserError(f"{path}: {name} is {brief(raw[name])}, not an object")
     if reasons := refusals(raw):
         raise UserError(f"{path}: this model can't be loaded: {'; '.join(reasons)}")
     try:
         return ModelConfig(**shape_fields(raw))
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        name = ".".join(map(str, first["loc"]))
+        got = f", not {brief(first['input'])}" if name else ""
+        reason = f"{first['msg'].removeprefix('Value error, ')}{got}"
+        raise UserError(f"{path}: {f'{name}: {reason}' if name else reason}") from error

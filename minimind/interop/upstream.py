@@ -31,6 +31,7 @@ from torch import Tensor
 from minimind.base.errors import UserError
 from minimind.base.files import replacing
 from minimind.config.model import ModelConfig, default_intermediate_size
+from minimind.interop.bombs import refuse_bombs, refuse_misfits
 
 State = dict[str, Tensor]
 _HEADS = {4: (8, 2, 1e6), 2: (16, 8, 1e4)}  # query rows per key row -> query heads, key/value heads, rope_theta
@@ -58,9 +59,10 @@ _BUFFERS = re.compile(r"(pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq|attent
 def read_torch(path: Path) -> dict[str, Any]:
     """``torch.load`` that can't run code. Raises UserError for a damaged file or one that holds more than tensors."""
     try:
+        refuse_bombs(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is no pickle fails in as many ways as there are bytes
-        reason = str(error).strip().split("\n")[0][:160]
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0][:160]
         raise UserError(f"{path}: can't be read as weights only ({reason})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}, not a dictionary of weights")
@@ -71,9 +73,12 @@ def load_pth(path: str | Path, config: ModelConfig | None = None) -> tuple[State
     """Weights under Llama's names and the shape (``config``: used instead of the inferred one). Raises UserError."""
     path = Path(path)
     raw = read_torch(path)
+    if not all(isinstance(name, str) for name in raw):
+        raise UserError(f"{path}: not a MiniMind weight file (it holds more than named tensors)")
     state = {name.removeprefix("_orig_mod."): value for name, value in raw.items() if not _BUFFERS.search(name)}
     if not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path}: not a MiniMind weight file (it holds more than named tensors)")
+    refuse_misfits(state, path)
     _refuse_unknown(state, path)
     old = "tok_embeddings.weight" in state
     if old:
@@ -160,6 +165,8 @@ def infer_config(state: Mapping[str, Tensor], path: Path) -> ModelConfig:
         vocab, hidden = state["model.embed_tokens.weight"].shape
         queries = state["model.layers.0.self_attn.q_proj.weight"].shape[0]
         keys = state["model.layers.0.self_attn.k_proj.weight"].shape[0]
+        if 0 in (vocab, hidden, queries, keys):
+            raise ValueError("a projection or the embedding has no rows")
         normed = state.get("model.layers.0.self_attn.q_norm.weight")
         if normed is None:
             heads, kv_heads, theta = _HEADS[queries // keys]
@@ -183,7 +190,11 @@ def infer_config(state: Mapping[str, Tensor], path: Path) -> ModelConfig:
             tie_word_embeddings=tied,
             **family,
         )
-    except (KeyError, ValueError, ValidationError, ZeroDivisionError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise UserError(f"{path}: its shape is not one of MiniMind's dense models ({reason})") from error
+    except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
         raise UserError(
             f"{path}: its shape is not one of MiniMind's dense models ({type(error).__name__}: {error})"
         ) from error

@@ -45,7 +45,8 @@ def _mscale(factor: float, weight: float) -> float:
 
 def _original_length(scaling: RopeScaling) -> int:
     assert scaling.original_max_position_embeddings is not None, "ModelConfig fills it in"
-    return scaling.original_max_position_embeddings
+    length: int = scaling.original_max_position_embeddings
+    return length
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:

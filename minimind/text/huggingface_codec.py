@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from minimind.base.errors import UserError
+from minimind.base.strict.json_text import parse_json
 from minimind.text.codec import IM_END, IM_START, ByteTable, Ids, refuse_surrogates
 from minimind.text.template import JINJA
 
@@ -116,7 +117,7 @@ class HuggingFaceCodec:
 
 def _json(content: bytes, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(content)
+        value = parse_json(content)
     except ValueError as error:
         raise UserError(f"{path}: can't be read as JSON ({error})") from error
     if not isinstance(value, dict):

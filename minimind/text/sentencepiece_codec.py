@@ -22,6 +22,7 @@ PAD_ID, BOS_ID, EOS_ID, UNK_ID = 0, 1, 2, 3
 ADVICE = "`minimind train-tokenizer --help` says how to train one"
 SPACE_SYMBOL = "\u2581"  # SentencePiece's spelling of a space inside a piece
 _SPACE_SYMBOL_BYTES = tuple(SPACE_SYMBOL.encode("utf-8"))
+_MOST_PIECES, _LONGEST_PIECE = (1 << 20, 1 << 10)  # pieces, and characters of one: what tables and merges are made of
 _LONG_TEXT = 1 << 20  # characters; SentencePiece takes about 60 bytes for each character of one string
 _SMALL_BATCH = 32  # below this, starting SentencePiece's thread costs more than it gives
 
@@ -39,7 +40,7 @@ class SentencePieceCodec:
         self.pad_id, self.bos_id, self.eos_id = PAD_ID, BOS_ID, EOS_ID
         self.im_start_id: int = self._processor.PieceToId(IM_START)
         self.im_end_id: int = self._processor.PieceToId(IM_END)
-        self.text_bytes, self.special_bytes = _byte_tables(self._processor)
+        self.text_bytes, self.special_bytes = _byte_tables(self._processor, path)
         self._longest_piece = max(map(len, self.text_bytes.values()))  # bytes
         self._pairs = _inner_pairs(self.text_bytes.values())
         first_byte: int = self._processor.PieceToId("<0x00>")
@@ -132,6 +133,8 @@ def _open_model(model: bytes, path: Path) -> sentencepiece.SentencePieceProcesso
         processor.LoadFromSerializedProto(model)
     except RuntimeError as error:
         raise UserError(f"{path} is not a SentencePiece model; {ADVICE}") from error
+    if processor.vocab_size() > _MOST_PIECES:
+        raise UserError(f"{path}: {processor.vocab_size():,} pieces; the limit is {_MOST_PIECES:,}")
     special = (processor.pad_id(), processor.bos_id(), processor.eos_id())
     if special != (PAD_ID, BOS_ID, EOS_ID):
         raise UserError(f"{path}: pad, bos and eos have the ids {special}, not (0, 1, 2); {ADVICE}")
@@ -142,12 +145,14 @@ def _open_model(model: bytes, path: Path) -> sentencepiece.SentencePieceProcesso
     return processor
 
 
-def _byte_tables(processor: sentencepiece.SentencePieceProcessor) -> tuple[ByteTable, ByteTable]:
+def _byte_tables(processor: sentencepiece.SentencePieceProcessor, path: Path) -> tuple[ByteTable, ByteTable]:
     """id -> bytes of its text, with control symbols empty, and with control symbols spelled."""
     text: dict[int, bytes] = {}
     special: dict[int, bytes] = {}
     for i in range(processor.vocab_size()):
         piece: str = processor.IdToPiece(i)
+        if len(piece) > _LONGEST_PIECE:
+            raise UserError(f"{path}: piece {i} has {len(piece):,} characters; the limit is {_LONGEST_PIECE:,}")
         if processor.IsByte(i):
             text[i] = special[i] = bytes([int(piece[3:5], 16)])
         elif processor.IsControl(i) or processor.IsUnknown(i):

@@ -31,7 +31,8 @@ import sentencepiece
 
 from minimind.base.defaults import VOCABULARY
 from minimind.base.errors import UserError
-from minimind.base.files import read_inside, read_named, write_bytes_durably
+from minimind.base.files import write_bytes_durably
+from minimind.base.strict.json_text import read_small, read_small_named
 from minimind.text.codec import IM_END, IM_START, Codec, Ids, outside, refuse_surrogates
 from minimind.text.huggingface_codec import BESIDE, JSON_NAME, TEMPLATE, HuggingFaceCodec
 from minimind.text.sentencepiece_codec import (
@@ -64,6 +65,7 @@ NAMES = (FILE_NAME, JSON_NAME)
 _TRAINING_BREAKS = re.compile("[\n\0\u2581\u2585]+")  # the trainer drops or misreads lines with the last three
 _SECTION = 4096  # characters of training text sampled together
 _PROBE = "  a\tb \r\n\x00 Ａ①ﬁ 你好，1234 \U0001f600\ufffd <s> "  # every normaliser but identity alters it
+_LARGEST_FILE = 64 << 20  # bytes; 256,000 pieces take five MiB as SentencePiece, some 20 as JSON
 
 
 class Tokenizer:
@@ -97,6 +99,8 @@ class Tokenizer:
             raise UserError(
                 f"no tokenizer at {file} ({error.strerror}); give its file or directory, or {ADVICE}"
             ) from error
+        except ValueError as error:
+            raise UserError(f"{file}: no tokenizer: {error}; give its file or directory") from None
         except UserError:
             if not path.is_dir() or names[-1] == file.name:
                 raise
@@ -180,11 +184,11 @@ class Tokenizer:
 
 def _files(file: Path, named: bool) -> dict[str, bytes]:
     """A tokenizer's file, ``named`` by the user or found in a directory, and what is beside a .json. OSError."""
-    content = read_named(file) if named else read_inside(file.parent, file.name)
+    content = read_small_named(file, _LARGEST_FILE) if named else read_small(file.parent, file.name, _LARGEST_FILE)
     if file.name != JSON_NAME and content.lstrip()[:1] != b"{":
         return {FILE_NAME: content}
     there = [name for name in BESIDE if (file.parent / name).is_file()]
-    return {JSON_NAME: content, **{name: read_inside(file.parent, name) for name in there}}
+    return {JSON_NAME: content, **{name: read_small(file.parent, name) for name in there}}
 
 
 def _fingerprint(files: Mapping[str, bytes]) -> str:

@@ -144,6 +144,9 @@ def _check_loss_scale(draft: Draft) -> None:
         draft.problem("fp16.loss_scale", f"{scale} is negative: 0 means dynamic, a positive number a fixed scale")
     if scale != 0:
         return
+    if power > 127:  # fp32, which DeepSpeed keeps the scale in, ends at 2^128
+        draft.problem("fp16.initial_scale_power", "a scale above 2^127 is infinite: use 16")
+        return
     if power > 20:
         draft.find(
             "scale-power-high",

@@ -17,9 +17,11 @@ from typing import Any
 
 from minimind.base.errors import UserError
 from minimind.base.shipped import CONFIG_DIRECTORY, from_here
+from minimind.base.strict.json_text import read_text_named, refuse_depth
 from minimind.config.run import RunConfig
 
 Path_ = tuple[str, ...]
+MAX_BYTES = 256 << 10  # DeepSpeed's own examples have some kilobytes
 
 _SKIP = re.compile(r"(?:[\s,]|#[^\n]*|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _KEY = re.compile(r"\"((?:[^\"\\]|\\.)*)\"\s*:|'((?:[^'\\]|\\.)*)'\s*:|([^\s,:\[\]{}\"']+)\s*:")
@@ -122,14 +124,14 @@ def read_source(config: str | Path | Mapping[str, Any] | JsonSource) -> JsonSour
         return JsonSource(copy.deepcopy(dict(config)), "the DeepSpeed config")
     path = Path(config)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text_named(path, MAX_BYTES)
     except FileNotFoundError:
         there = from_here(CONFIG_DIRECTORY)
         raise UserError(f"{path}: no such DeepSpeed config: the shipped ones are in {there}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot read the DeepSpeed config: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}: save the file as UTF-8") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     # A dependency of deepspeed, kept out of `minimind --help`
     import hjson
 
@@ -138,6 +140,14 @@ def read_source(config: str | Path | Mapping[str, Any] | JsonSource) -> JsonSour
     except hjson.HjsonDecodeError as error:
         reason = f"{error.msg[:1].lower()}{error.msg[1:]}"
         raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {reason}") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # a number of thousands of digits, or 1e400
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+    try:
+        refuse_depth(values)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}:1:1: not valid JSON: the top level must be an object {{...}}")
     lines = key_lines(text)

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from minimind.base.files import read_inside, write_durably
+from minimind.base.files import write_durably
+from minimind.base.strict.json_text import read_json
 from minimind.data.store.rooms import room
 from minimind.data.store.store import TokenStore
 
@@ -53,7 +54,7 @@ def find_overlap(train: TokenStore, held_out: TokenStore, cache: Path) -> Overla
     memo = _memo(train, held_out, cache)
     if memo is not None:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            known = json.loads(read_inside(memo.parent, memo.name))
+            known = read_json(memo.parent, memo.name)
             return Overlap(known["documents"], known["shared"], known["first"] and tuple(known["first"]))
     found = _compare(train, held_out)
     if memo is not None:

@@ -33,7 +33,7 @@ def files_of(directory: Path) -> tuple[list[Path], list[str]]:
         raise UserError(f"{directory}: a directory without any file named {' '.join((*_SUFFIXES, *READERS))}")
     taken = set(known)
     for path in known:
-        _refuse_out_of(directory, path)
+        refuse_strange(path, directory)
     return known, [str(p) for p in inside if p not in taken]
 
 
@@ -71,7 +71,13 @@ def _rows_of(directory: Path, path: Path) -> list[Path]:
     return [path.parent / str(name) for name in names]
 
 
-def _refuse_out_of(directory: Path, file: Path) -> None:
+def refuse_strange(file: Path, directory: Path | None) -> None:
+    """UserError for what a directory or a pattern holds beside files: reading a FIFO or a device may never end, and a
+    link out of the directory could show any file of the reader's."""
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file}: a pipe, device or socket, not a file; remove it, or name the files")
+    if directory is None:
+        return
     try:
         open_inside(directory, file.relative_to(directory)).close()
     except OSError as error:  # of others, whoever opens the file says what is wrong

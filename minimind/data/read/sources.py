@@ -26,7 +26,7 @@ from typing import IO, NamedTuple
 from minimind.base.errors import UserError
 from minimind.base.files import remove_files
 from minimind.data.read import charsets, streams
-from minimind.data.read.directories import files_of
+from minimind.data.read.directories import files_of, refuse_strange
 from minimind.data.read.json_text import JsonParser, Value, json_values
 from minimind.data.read.streams import Head
 from minimind.data.read.tables import READERS, ROWS_PER_CHUNK, arrow_values, characters, parquet_values
@@ -161,6 +161,8 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             inside, left_out = files_of(path)
             sources += [Source(p, str(p)) for p in inside]
             ignored += left_out
+        elif path.is_char_device() or path.is_block_device() or path.is_socket():
+            raise UserError(f"{path}: a device or a socket, not a file; - reads stdin")
         elif path.is_fifo():
             with path.open("rb") as pipe:
                 sources.append(Source(_spooled(pipe, spool), str(path)))
@@ -169,6 +171,8 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
             found = sorted(match for match in matches if not Path(match).is_dir())
             if not found:
                 raise UserError(f"{file}: no file matches this pattern")
+            for match in found:
+                refuse_strange(Path(match), None)
             sources += [Source(Path(p), p) for p in found]
         else:
             sources.append(Source(path, str(path)))

@@ -18,6 +18,7 @@ import codecs
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from minimind.data.read.charsets import ESCAPE, find_encoding, line_encoding, to
 BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 20
 MAX_RECORD_BYTES = 32 << 20
+# An archive above this size that grew by more than this factor holds nothing but repetitions: text shrinks by 3 to 20.
+BOMB_BYTES, BOMB_FACTOR = 256 << 20, 250
 
 _COMPRESSED = (".gz", ".zst", ".xz", ".lzma", ".bz2")
 _COMPRESSION = (
@@ -187,6 +190,8 @@ class ByteStream:
 
     def __init__(self, raw: IO[bytes], name: str, compression: str | None) -> None:
         self.compression, self._name, self._raw = compression, name, raw
+        self._limit = max(BOMB_BYTES, BOMB_FACTOR * os.fstat(raw.fileno()).st_size) if compression else 0
+        self._given = 0
         self._reader = _decompressed(raw, compression, name)
 
     def __enter__(self) -> ByteStream:
@@ -199,17 +204,25 @@ class ByteStream:
         """Up to ``size`` bytes; b"" at the end."""
         try:
             data: bytes = self._reader.read(size)
-            return data
         except EOFError:
             raise UserError(
                 f"{self._name}: the {self.compression} archive is truncated; copy or download it again"
             ) from None
-        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, ValueError, MemoryError) as error:
+        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, ValueError) as error:
             raise UserError(f"{self._name}: the {self.compression} archive is damaged ({error})") from None
+        except MemoryError:
+            raise UserError(f"{self._name}: the {self.compression} archive needs more memory than there is") from None
         except OSError as error:
             if error.errno is None:  # bz2 has no error of its own
                 raise UserError(f"{self._name}: the {self.compression} archive is damaged ({error})") from None
             raise UserError(f"{self._name}: can't be read: {error.strerror or error}") from None
+        self._given += len(data)
+        if self._limit and self._given > self._limit:
+            raise UserError(
+                f"{self._name}: the {self.compression} archive grows to more than {BOMB_FACTOR} times its size; "
+                "unpack it yourself if that is meant"
+            )
+        return data
 
     def read_exactly(self, size: int) -> bytes:
         """``size`` bytes, or fewer only at the end of the file."""

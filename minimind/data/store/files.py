@@ -30,14 +30,15 @@ import numpy as np
 import numpy.typing as npt
 
 from minimind.base.errors import UserError
-from minimind.base.files import is_directory, open_inside, read_inside, remove_files, sha256_of, write_durably
+from minimind.base.files import is_directory, open_inside, remove_files, sha256_of, write_durably
+from minimind.base.strict.json_text import brief, is_count, parse_json, read_small
 from minimind.data.store.rooms import default_cache, room
 
 MANIFEST = "manifest.json"
 VERSION = 1
 KINDS = ("pretrain", "sft")
 COLUMNS: Mapping[str, Any] = {"offsets": np.int64, "source_file": np.int32, "source_line": np.int64, "bytes": np.int32}
-_COUNTS = ("vocab_size", "documents", "tokens", "trainable_tokens", "bytes")
+_COUNTS = {"vocab_size": 1, "documents": 1, "tokens": 1, "trainable_tokens": 0, "bytes": 0}  # and the least of each
 _BLOCK = 1 << 22  # numbers looked at at once
 _SETTLED_SECONDS = 2.0
 _AGAIN = "delete the store and prepare it again"
@@ -54,29 +55,58 @@ def file_names(kind: str) -> set[str]:
     return {"tokens.bin", *(f"{name}.npy" for name in COLUMNS)} | ({"trainable.bin"} if kind == "sft" else set())
 
 
+def source_path(entry: Any) -> Any:
+    """The path in an entry of a manifest's "sources", which may tell more of the file."""
+    return entry.get("path") if isinstance(entry, dict) else entry
+
+
 def read_manifest(path: Path) -> tuple[dict[str, Any], str]:
     """The manifest of the store at ``path`` and its SHA-256. Raises UserError."""
     try:
-        text = read_inside(path, MANIFEST)
-        manifest: dict[str, Any] = json.loads(text)
-        version, files = manifest["version"], manifest["files"]
-        whole = version != VERSION or (
-            manifest["kind"] in KINDS
-            and set(files) == file_names(manifest["kind"])
-            and isinstance(manifest["sources"], list)
-            and all(type(n) is int and n >= 0 for n in (*files.values(), *(manifest[c] for c in _COUNTS)))
-        )
+        content = read_small(path, MANIFEST)
+        manifest = parse_json(content)
     except OSError as error:
         raise UserError(
-            f"no token store at {path} ({MANIFEST}: {error.strerror}); make one with `minimind prepare`"
+            f"no token store at {path} ({MANIFEST}: {error.strerror}); `minimind prepare --help` says how to make one"
         ) from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UserError(f"{path / MANIFEST} is damaged; {_AGAIN}") from error
-    if not whole:
-        raise UserError(f"{path / MANIFEST} is damaged; {_AGAIN}")
-    if version != VERSION:
-        raise UserError(f"{path} has format version {version}, this program reads {VERSION}; prepare it again")
-    return manifest, hashlib.sha256(text).hexdigest()
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(manifest, dict) or not {"version", "files"} <= manifest.keys():
+        raise _damaged(path, "no version or no list of files")
+    if manifest["version"] != VERSION:
+        raise UserError(
+            f"{path} has format version {brief(manifest['version'])}, this program reads {VERSION}; prepare it again"
+        )
+    if reason := _misfit(manifest):
+        raise _damaged(path, reason)
+    return manifest, hashlib.sha256(content).hexdigest()
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"{path / MANIFEST} is damaged ({reason}); {_AGAIN}")
+
+
+def _misfit(manifest: Mapping[str, Any]) -> str | None:
+    """What in a manifest is not as `StoreWriter` writes it, or None: every count is one, every name is ours."""
+    kind, files, sources = manifest.get("kind"), manifest["files"], manifest.get("sources")
+    if kind not in KINDS:
+        return f"kind is {brief(kind)}"
+    for name, least in _COUNTS.items():
+        if not is_count(manifest.get(name), least):
+            return f"{name} is {brief(manifest.get(name))}, not a count"
+    if not _names_files(files, kind) or not all(map(is_count, files.values())):
+        return "files does not name each file of a store with its size"
+    if files["tokens.bin"] != manifest["tokens"] * token_dtype(manifest["vocab_size"]).itemsize:
+        return f"{manifest['tokens']:,} tokens are not {files['tokens.bin']:,} bytes"
+    if not isinstance(sources, list) or not all(isinstance(source_path(entry), str) for entry in sources):
+        return "sources is not a list of paths"
+    if "sha256" in manifest and not _names_files(manifest["sha256"], kind):
+        return "sha256 does not name each file of a store"
+    return None
+
+
+def _names_files(value: Any, kind: str) -> bool:
+    return isinstance(value, dict) and value.keys() == file_names(kind)
 
 
 def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -140,7 +170,7 @@ def _mapped(path: Path, file: BinaryIO, manifest: Mapping[str, Any]) -> Array:
         if dtype != expected or shape != expected_shape:
             raise ValueError(f"holds {dtype} {shape}")
         return np.asarray(np.memmap(file, dtype, "r", offset=file.tell(), shape=shape))
-    except ValueError as error:
+    except Exception as error:  # a column's header is Python text, which fails in as many ways as there are
         raise UserError(f"{path}: is not what the manifest says ({error}); {_AGAIN}") from error
 
 
@@ -163,7 +193,7 @@ def _verify(
     if digests is not None:
         for name, file in files.items():
             file.seek(0)
-            if not isinstance(digests, dict) or sha256_of(file) != digests.get(name):
+            if sha256_of(file) != digests[name]:
                 raise UserError(f"{path / name}: is not what was prepared (its SHA-256 differs); {_AGAIN}")
     for name, holds in _rules(manifest, arrays):
         if not holds():

@@ -35,7 +35,8 @@ from typing import Any, TypeVar
 from minimind.base.defaults import MAX_BAD_RATIO, ROW_LENGTH, Reasoning
 from minimind.base.display import complain
 from minimind.base.errors import UserError
-from minimind.base.files import is_directory, read_inside
+from minimind.base.files import is_directory
+from minimind.base.strict.json_text import read_json
 from minimind.data.read import streams
 from minimind.data.read.sources import Chunk, Source, chunks_of, container, expand, read_chunks, remove_spool
 from minimind.data.records.conversations import Fields, Kind
@@ -288,9 +289,10 @@ def _found(store: Path, key: str, cached: bool, say: Say) -> bool:
 
 def _key_of(store: Path) -> str | None:
     try:
-        key: object = json.loads(read_inside(store, MANIFEST)).get("key")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        manifest = read_json(store, MANIFEST)
+    except (OSError, ValueError):
         return None
+    key = manifest.get("key") if isinstance(manifest, dict) else None
     return key if isinstance(key, str) else None
 
 

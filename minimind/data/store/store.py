@@ -45,6 +45,7 @@ from minimind.data.store.files import (
     holds_store,
     open_arrays,
     remove_store,
+    source_path,
     token_dtype,
 )
 
@@ -105,8 +106,7 @@ class TokenStore:
         """The file and 1-based line that the document came from."""
         self._span(index)
         entry = self.manifest["sources"][int(self._source_file[index])]
-        path = entry["path"] if isinstance(entry, Mapping) else entry
-        return str(path), int(self._source_line[index])
+        return str(source_path(entry)), int(self._source_line[index])
 
     def _span(self, index: int) -> slice:
         if not 0 <= index < len(self):

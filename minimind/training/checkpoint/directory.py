@@ -19,25 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minimind.base.defaults import BEST, CHECKPOINTS, FINAL, HANG, LATEST, POST_MORTEM, RECOVERY
+from minimind.base.defaults import BEST, CHECKPOINTS, FINAL, HANG, LATEST, POST_MORTEM, RECOVERY, STEP_NAME
 from minimind.base.errors import UserError
 from minimind.base.files import (
     free_name,
     is_directory,
     open_inside,
-    read_inside,
     remove_files,
     sha256_of,
     sync_directory,
     write_durably,
 )
 from minimind.base.findings import Finding
+from minimind.base.strict.json_text import brief, is_count, read_json, read_pointer, reason_of
 
 MANIFEST = "manifest.json"
 PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, HANG)  # what a run makes
 TEMPORARY = ".incomplete-"
-_NAME = re.compile(r"step-\d{8,}")
-_POINTED = re.compile(rf"checkpoints/{_NAME.pattern}")
+_NAME = re.compile(STEP_NAME)
 _DEBRIS = re.compile(rf"{re.escape(TEMPORARY)}(replaced-)?{_NAME.pattern}(-\d+)?")
 _FILES = re.compile(  # all that DeepSpeed and this module write into a checkpoint
     r"manifest\.json|zero_to_(fp32|torch)\.py|"
@@ -122,8 +121,8 @@ def _files_of(path: Path) -> set[str] | None:
     if not is_directory(path):
         return None
     try:
-        files = json.loads(read_inside(path, MANIFEST))["files"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        files = read_json(path, MANIFEST)["files"]
+    except (OSError, ValueError, KeyError, TypeError):
         files = None
     if isinstance(files, dict):
         return set(files)
@@ -165,10 +164,9 @@ def point(pointer: Path, target: Path) -> None:
 def pointed(pointer: Path) -> Path | None:
     """The checkpoint that ``latest`` or ``best`` names, or None: without one, and where it names anything else."""
     try:
-        name = read_inside(pointer.parent, pointer.name).decode("utf-8", "replace").strip()
-    except OSError:
+        return read_pointer(pointer.parent, pointer.name)
+    except (OSError, ValueError):
         return None
-    return pointer.parent / name if _POINTED.fullmatch(name) else None
 
 
 def point_back(run_dir: Path, good: Checkpoint | None) -> None:
@@ -199,13 +197,19 @@ def restore_best(run_dir: Path, step: int | None) -> None:
 def problem(path: Path) -> str | None:
     """Why the checkpoint at ``path`` can't be used (a file missing, cut or changed), or None: it is complete."""
     try:
-        manifest = json.loads(read_inside(path, MANIFEST))
+        manifest = read_json(path, MANIFEST)
         seal, files = manifest.pop("seal"), manifest["files"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"its manifest can't be read ({error!r})"
+    except (OSError, ValueError) as error:
+        return f"its manifest can't be read ({reason_of(error)})"
+    except (KeyError, TypeError, AttributeError):
+        return "its manifest has no seal or no list of files"
     if seal != _seal(manifest):
         return "its manifest has changed on the disk (its SHA-256 differs)"
+    if not isinstance(files, dict) or not all(_is_facts(facts) for facts in files.values()):
+        return "its manifest has no size and SHA-256 of each file"
     for name, expected in files.items():
+        if len(name) > 200 or not name.isprintable():
+            return f"its manifest names {brief(name)}, which is no file of a checkpoint"
         try:
             with open_inside(path, name) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -222,8 +226,19 @@ def problem(path: Path) -> str | None:
 
 def read_about(path: Path) -> dict[str, Any]:
     """What the checkpoint at ``path`` says of the run that wrote it."""
-    about: dict[str, Any] = json.loads(read_inside(path, MANIFEST))["about"]
+    try:
+        about = read_json(path, MANIFEST)["about"]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / MANIFEST}: can't be read ({reason_of(error)})") from None
+    except (KeyError, TypeError):
+        raise UserError(f"{path / MANIFEST}: says nothing about the run that wrote it") from None
+    if not isinstance(about, dict):
+        raise UserError(f"{path / MANIFEST}: about is {brief(about)}, not an object")
     return about
+
+
+def _is_facts(value: Any) -> bool:
+    return isinstance(value, dict) and is_count(value.get("bytes")) and isinstance(value.get("sha256"), str)
 
 
 def all_checkpoints(run_dir: Path) -> list[Checkpoint]:

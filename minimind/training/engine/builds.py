@@ -67,7 +67,7 @@ def one_build(op: str, say: Say) -> Iterator[None]:
     """
     directory = root() / op
     with _open_turn(directory / TURN) as turn:
-        _take_turn(turn, op, say)
+        _take_turn(turn, directory / TURN, op, say)
         clear(directory, say)
         _put_ninja_on_path()
         if not any(directory.glob("*.so")):
@@ -126,18 +126,18 @@ def _open_turn(path: Path) -> BinaryIO:
         ) from error
 
 
-def _take_turn(turn: BinaryIO, op: str, say: Say) -> None:
+def _take_turn(turn: BinaryIO, path: Path, op: str, say: Say) -> None:
     """Wait until no other process of ours has the file locked, and write who has it now."""
     try:
         if not _locked_within(turn, SILENT):
             turn.seek(0)
-            holder = turn.read().decode(errors="replace").strip() or "another process"
-            say(f"waiting: {holder} is compiling {op} ({turn.name})")
+            holder = turn.read(1000).decode("utf-8", "replace").strip() or "another process"
+            say(f"waiting: {holder} is compiling {op} ({path})")
             fcntl.flock(turn, fcntl.LOCK_EX)
     except OSError:  # a network file system without locks: torch's own lock must do
         return
-    turn.truncate(0)
     turn.seek(0)
+    turn.truncate()
     turn.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
 
 

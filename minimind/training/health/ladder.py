@@ -22,12 +22,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from minimind.base.defaults import RECOVERY
-from minimind.base.files import read_inside, write_durably
+from minimind.base.files import write_durably
 from minimind.base.findings import Finding
+from minimind.base.strict.json_text import brief, is_count, is_number, read_json
 from minimind.config.recovery import RecoveryConfig
 from minimind.training.health.trouble import Trouble
 
@@ -125,13 +127,37 @@ def read_rollbacks(run_dir: Path, step: int) -> list[Rollback]:
     Raises ValueError when the file is damaged.
     """
     try:
-        records = json.loads(read_inside(run_dir, FILE_NAME))["rollbacks"]
+        content = read_json(run_dir, FILE_NAME)
     except FileNotFoundError:
         return []
-    every = [Rollback(**{**record, "skipped": record["skipped"] and tuple(record["skipped"])}) for record in records]
+    records = content.get("rollbacks") if isinstance(content, dict) else None
+    if not isinstance(records, list):
+        raise ValueError("it holds no list of rollbacks")
+    every = [_rollback(record) for record in records]
     # A later rollback may go back further: from its step on, the earlier ones hold too.
     begins = [min(later.to_step for later in every[i:]) for i in range(len(every))]
     return [rollback for rollback, begin in zip(every, begins, strict=True) if begin <= step]
+
+
+def _rollback(record: Any) -> Rollback:
+    """A rollback as ``write_rollbacks`` wrote it. Raises ValueError for anything else."""
+    names = {item.name for item in fields(Rollback)}
+    if not isinstance(record, dict) or not names - {"samples"} <= record.keys() <= names:
+        raise ValueError("a rollback lacks a field, or has an unknown one")
+    for name in ("number", "onset", "trouble_step", "to_step", "applied", "rewarmup_steps"):
+        if not is_count(record[name], least=int(name == "rewarmup_steps")):
+            raise ValueError(f"{name} of a rollback is {brief(record[name])}, not a count")
+    window = record["skipped"]
+    if window is not None and not (isinstance(window, list) and len(window) == 2 and all(map(is_count, window))):
+        raise ValueError(f"skipped of a rollback is {brief(window)}, not two steps")
+    if not is_number(record["lr_factor"]) or record["rung"] not in RUNGS:
+        raise ValueError("a rollback has no rung or no factor of the learning rate")
+    if not isinstance(record["trouble"], str) or not isinstance(record["message"], str):
+        raise ValueError("a rollback does not say what the trouble was")
+    samples = record.get("samples", [])
+    if not isinstance(samples, list) or not all(isinstance(sample, str) for sample in samples):
+        raise ValueError("samples of a rollback is not a list of texts")
+    return Rollback(**{**record, "skipped": window and tuple(window)})
 
 
 def write_rollbacks(run_dir: Path, rollbacks: Sequence[Rollback]) -> None:

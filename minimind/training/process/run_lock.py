@@ -143,7 +143,7 @@ def _write(descriptor: int) -> None:
 def _read(descriptor: int) -> dict[str, Any]:
     try:
         about = json.loads(os.pread(descriptor, 4096, 0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
 

@@ -197,8 +197,7 @@ class Watchdog:
         """Add the stacks of all threads to this rank's file; where they are, in words."""
         path = self._run_dir / HANG / f"rank-{self._rank}.txt"
         try:
-            subdirectory(self._run_dir, HANG)
-            with append_to(path) as file:
+            with append_to(subdirectory(self._run_dir, HANG) / path.name) as file:
                 write_stacks(file.fileno(), head)
         except OSError as error:
             write_stacks(2, head)

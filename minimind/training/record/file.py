@@ -13,13 +13,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from minimind.base.defaults import MAX_WEIGHT
+from minimind.base.errors import UserError
 from minimind.base.files import append_to, free_name, open_inside, read_inside, write_bytes_durably
+from minimind.base.strict.json_text import brief, is_count, is_number, parse_json
 
 FILE_NAME = "metrics.jsonl"
+MAX_LINE = 1 << 20  # bytes; ours have some hundreds
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
@@ -36,19 +40,97 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = json.loads(line)
-    except ValueError:  # of which UnicodeDecodeError is one
+        record = parse_json(line)
+    except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics.jsonl in order, without torn or foreign lines. OSError if it can't be read."""
+    """The records of a metrics.jsonl in order, without torn or foreign lines. OSError if it can't be read.
+
+    Raises UserError with file:line for a record whose known fields are not of the type that this module's writers
+    give them: what reads records computes with them.
+    """
     with open_inside(path.parent, path.name) as file:
-        for line in file:
+        for number, line in enumerate(_lines(file), 1):
             record = parse_line(line)
-            if record is not None:
-                yield record
+            if record is None:
+                continue
+            reason = misfit(record)
+            if reason is not None:
+                raise UserError(f"{path}:{number}: {reason}")
+            yield record
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Lines of at most ``MAX_LINE`` bytes; a longer one comes without its end, as a torn one."""
+    while line := file.readline(MAX_LINE):
+        yield line
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE)
+
+
+def misfit(record: Mapping[str, Any]) -> str | None:
+    """Which field of a record is not of its type, or None. One that is missing or null is wrong in ``REQUIRED`` only.
+
+    Records of other kinds are read by nothing.
+    """
+    if record["kind"] not in REQUIRED:
+        return None
+    for name in (*REQUIRED[record["kind"]], *(name for name in record if name in TYPES and record[name] is not None)):
+        value = record.get(name)
+        fits, what = TYPES[name]
+        if not fits(value):
+            return f"{name} is {brief(value)}, {what} belongs there"
+    return None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_sources(value: object) -> bool:
+    """What a "run" line says of weighted sources."""
+    return isinstance(value, list) and all(
+        isinstance(part, dict)
+        and _is_text(part.get("path"))
+        and is_number(part.get("weight"))
+        and 0 < part["weight"] <= MAX_WEIGHT
+        and is_count(part.get("files"))
+        for part in value
+    )
+
+
+def _is_positive(value: object) -> bool:
+    return is_count(value, least=1)
+
+
+_COUNTS = "step tokens skipped parameters total_steps seed zero_stage vocab_size rows epoch_tokens"
+_POSITIVE = "micro_batch_size accumulation world_size row_length"
+_NUMBERS = "loss ppl bits_per_byte grad_norm lr loss_scale tokens_per_second seconds epoch time"
+_TEXTS = "task model precision store code message advice reason rung trouble"
+TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(_COUNTS.split(), (is_count, "a whole number")),
+    **dict.fromkeys(_POSITIVE.split(), (_is_positive, "a whole number from 1")),
+    **dict.fromkeys(_NUMBERS.split(), (is_number, "a number")),
+    **dict.fromkeys(_TEXTS.split(), (_is_text, "a text")),
+    "applied": (_is_flag, "true or false"),
+    "source": (_is_text, "a text"),
+    "sources": (_are_sources, "a list of paths, weights and numbers of files"),
+}
+REQUIRED = {
+    "train": ("step",),
+    "eval": ("step",),
+    "source": ("step", "source"),
+    "end": ("reason", "seconds"),
+    "run": (),
+    "finding": (),
+}
 
 
 def cut_back(path: Path, step: int) -> int:

@@ -1,0 +1,1 @@
+"""Strict readers of JSON and YAML that strangers may have written."""
