@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,11 +87,14 @@ class Model:
 def _sampling(settings: Mapping[str, Any]) -> Sampling:
     from minimind.inference.terminal import Sampling
 
-    unknown = settings.keys() - Sampling.__dataclass_fields__.keys()
-    if unknown:
-        known = ", ".join(Sampling.__dataclass_fields__)
-        raise UserError(f"{', '.join(sorted(unknown))}: no setting of generation; it takes {known}")
-    return Sampling(**settings)
+    return Sampling(**_known(settings, Sampling.__dataclass_fields__, "generation"))
+
+
+def _known(settings: Mapping[str, Any], names: Collection[str], what: str) -> Mapping[str, Any]:
+    """The same settings. Raises UserError for one that is not among ``names``."""
+    if unknown := settings.keys() - set(names):
+        raise UserError(f"{', '.join(sorted(unknown))}: no setting of {what}; it takes {', '.join(names)}")
+    return settings
 
 
 def load(
@@ -161,9 +164,7 @@ def _handlers_put_back() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def read(
-    files: str | Path | Sequence[str | Path], kind: Kind | None = None, **reading: str | None
-) -> Iterator[Document]:
+def read(files: str | Path | Sequence[str | Path], kind: Kind | None = None, **reading: Any) -> Iterator[Document]:
     """Every document in ``files`` (files, directories, globs), in order and one at a time, as the trainer reads them.
 
     ``kind`` None takes texts and conversations. ``reading``: ``format``, ``text_field``, ``map`` and ``encoding`` as on
@@ -172,16 +173,16 @@ def read(
     import tempfile
 
     from minimind.data.read.sources import expand, read_chunks
-    from minimind.data.records.conversations import Fields
     from minimind.data.records.encoding import Reject, document_of
+    from minimind.data.records.options import READING, ReadingOptions
 
-    fields = Fields.parse(reading.get("format"), reading.get("text_field"), reading.get("map"))
+    options = ReadingOptions(**_known(reading, [name for name in READING if name != "allow_special"], "reading"))
     paths = [files] if isinstance(files, (str, Path)) else list(files)
     with tempfile.TemporaryDirectory() as spool:
         for source in expand(paths, Path(spool))[0]:
-            for chunk in read_chunks(source, fields.format, reading.get("encoding")):
+            for chunk in read_chunks(source, options.format, options.encoding):
                 for record in chunk.records():
-                    found = document_of(record, kind, fields)
+                    found = document_of(record, kind, options.fields)
                     if isinstance(found, Reject):
                         raise UserError(str(found))
                     yield _document(record.file, record.line, found)

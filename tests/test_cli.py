@@ -10,6 +10,7 @@ import pytest
 
 from minimind import cli
 from minimind.base.errors import UserError
+from minimind.data.records.options import ReadingOptions
 
 COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)  # type: ignore[union-attr]
 
@@ -265,12 +266,5 @@ def test_train_tokenizer_and_evaluate_read_files_as_told(
     monkeypatch.setattr("minimind.commands.models.evaluate_file", lambda *_, **reading: seen.update(reading) or {})
     more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special")
     assert run("evaluate", "model", "--file", file, "--encoding", "gb18030", *more) == 0
-    assert seen == {
-        "skip_bad": True,
-        "max_bad_ratio": 0.5,
-        "format": "text",
-        "text_field": None,
-        "mapping": None,
-        "encoding": "gb18030",
-        "allow_special": True,
-    }
+    expected = ReadingOptions(format="text", encoding="gb18030", skip_bad=True, max_bad_ratio=0.5, allow_special=True)
+    assert seen == {"reading": expected}

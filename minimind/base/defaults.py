@@ -10,10 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-# What can be chosen by name in the YAML
+# What can be chosen by name in the YAML or on the command line
 Kind = Literal["pretrain", "sft"]
 ScheduleKind = Literal["cosine", "wsd", "linear", "constant"]
 AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
+ExportFormat = Literal["hf", "pth", "gguf"]
+GgufDtype = Literal["f32", "f16", "bf16"]  # of the weights
 
 # Data
 ROW_LENGTH = 512  # max_seq_length

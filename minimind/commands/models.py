@@ -7,42 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minimind.base.defaults import MAX_BAD_RATIO
 from minimind.base.errors import UserError
 from minimind.base.files import read_named, write_bytes_durably
+from minimind.data.records.options import BY_CONTENT, ReadingOptions
 
 if TYPE_CHECKING:
-    from minimind.data.records.conversations import Kind
-    from minimind.interop.gguf import Dtype
+    from minimind.base.defaults import ExportFormat, GgufDtype, Kind
 
 
 def train_tokenizer_on(
-    files: Sequence[Path],
-    output: Path,
-    vocab_size: int,
-    *,
-    skip_bad: bool = False,
-    max_bad_ratio: float = MAX_BAD_RATIO,
-    format: str | None = None,
-    text_field: str | None = None,
-    mapping: str | None = None,
-    encoding: str | None = None,
-    allow_special: bool = False,
+    files: Sequence[Path], output: Path, vocab_size: int, reading: ReadingOptions = BY_CONTENT
 ) -> Path:
     """Train a tokenizer on all text in `files`; the path of the model. Bad records as in `prepare`.
 
     Says on stderr how many records were used, and left out into OUTPUT.rejected.jsonl.
     """
-    from minimind.data.records.conversations import Fields
     from minimind.data.records.rejects import Tally
     from minimind.data.records.texts import read_texts
     from minimind.data.store.prepare import say_on_stderr
     from minimind.text.tokenizer import train_tokenizer
 
-    fields = Fields.parse(format, text_field, mapping)
-    tally = Tally(skip_bad, max_bad_ratio, output.with_name(output.name + ".rejected.jsonl"))
+    tally = Tally(reading.skip_bad, reading.max_bad_ratio, output.with_name(output.name + ".rejected.jsonl"))
     try:
-        made = train_tokenizer(read_texts(files, tally, fields, encoding, allow_special), output, vocab_size)
+        made = train_tokenizer(read_texts(files, tally, reading), output, vocab_size)
     except OSError as error:
         raise UserError(f"{tally.quarantine}: can't be written: {error.strerror or error}") from error
     total = tally.total
@@ -53,12 +40,17 @@ def train_tokenizer_on(
 
 
 def evaluate_file(
-    path: Path, files: Sequence[Path], kind: Kind | None, max_seq_length: int, batch_size: int, **reading: Any
+    path: Path,
+    files: Sequence[Path],
+    kind: Kind | None,
+    max_seq_length: int,
+    batch_size: int,
+    *,
+    reading: ReadingOptions = BY_CONTENT,
 ) -> dict[str, Any]:
     """Loss (nats per trainable token), perplexity and bits per byte of the model at `path` on `files`.
 
-    `kind` None goes by the first record; `reading`: what `prepare` takes to read files. Raises UserError for a missing
-    model or a bad file.
+    `kind` None goes by the first record. Raises UserError for a missing model or a bad file.
     """
     import torch
 
@@ -71,7 +63,7 @@ def evaluate_file(
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer = load_model(path, str(device))
-    store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length, **reading))
+    store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length, reading=reading))
     batches = SequentialBatches(store, max_seq_length, batch_size, rank=0, world_size=1)
     result = evaluate(model, batches, device, 0, store.num_bytes if store.kind == "pretrain" else None)
     return {
@@ -92,7 +84,7 @@ def export_hf(path: Path, output: Path) -> Path:
     return output
 
 
-def export_model(path: Path, output: Path, format: str, dtype: Dtype | None) -> Path:
+def export_model(path: Path, output: Path, format: ExportFormat, dtype: GgufDtype | None) -> Path:
     """Write the model at `path` as `format` (hf, pth or gguf); what was written: a directory for hf, else a file.
 
     `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of a gguf's weights, f16 if
@@ -126,7 +118,7 @@ def export_pth(path: Path, file: Path) -> Path:
     return file
 
 
-def export_gguf(path: Path, file: Path, dtype: Dtype) -> Path:
+def export_gguf(path: Path, file: Path, dtype: GgufDtype) -> Path:
     """Write a GGUF file for llama.cpp."""
     from minimind.inference.generation import load_model
     from minimind.inference.server import model_name

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from minimind.base.defaults import ROW_LENGTH
 from minimind.data.read.sources import Chunk, Record
 from minimind.data.records.conversations import BadRecord, Conversation, Fields, Kind, detect, to_document
+from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.text.chat import ROLES, Fitted, Turn, fit
 from minimind.text.tokenizer import IM_END, IM_START, Tokenizer
 
@@ -40,8 +41,7 @@ class Options:
 
     kind: Kind
     max_seq_length: int = ROW_LENGTH
-    fields: Fields = field(default_factory=Fields)
-    allow_special: bool = False
+    reading: ReadingOptions = BY_CONTENT
 
 
 class Document(NamedTuple):
@@ -102,14 +102,14 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encode
     texts: list[tuple[int, str]] = []
     for record in chunk.records():
         encoded.counts.records += 1
-        document = document_of(record, options.kind, options.fields)
+        document = document_of(record, options.kind, options.reading.fields)
         if isinstance(document, Reject):
             encoded.rejects.append(document)
         elif isinstance(document, str):
             texts.append((record.line, document))
         else:
             _add_conversation(encoded, document, record, tokenizer, options.max_seq_length)
-    if options.allow_special:
+    if options.reading.allow_special:
         _add_marked(encoded, texts, chunk.file, tokenizer)
     else:
         _add_texts(encoded, texts, tokenizer)

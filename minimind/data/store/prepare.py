@@ -32,14 +32,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from minimind.base.defaults import MAX_BAD_RATIO, ROW_LENGTH
+from minimind.base.defaults import ROW_LENGTH
 from minimind.base.display import complain
 from minimind.base.errors import UserError
 from minimind.base.files import is_directory, read_inside
 from minimind.data.read import streams
 from minimind.data.read.sources import Chunk, Source, chunks_of, container, expand, read_chunks, remove_spool
-from minimind.data.records.conversations import Fields, Kind
+from minimind.data.records.conversations import Kind
 from minimind.data.records.encoding import Counts, Options, encode_chunk, kind_of_first
+from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.records.rejects import Tally
 from minimind.data.store.cache import Say, content_hash, locked
 from minimind.data.store.files import MANIFEST, holds_store
@@ -70,15 +71,9 @@ def prepare(
     kind: Kind | None = "pretrain",
     max_seq_length: int = ROW_LENGTH,
     *,
+    reading: ReadingOptions = BY_CONTENT,
     workers: int | None = None,
-    skip_bad: bool = False,
-    max_bad_ratio: float = MAX_BAD_RATIO,
     cache_dir: Path | None = None,
-    format: str | None = None,
-    text_field: str | None = None,
-    mapping: str | None = None,
-    encoding: str | None = None,
-    allow_special: bool = False,
     say: Say = say_on_stderr,
 ) -> Path:
     """The path of a finished store of these files, made now or found. ``output`` names it; else it lies in the cache.
@@ -86,13 +81,11 @@ def prepare(
     ``kind`` None goes by the first record that is text or a conversation. Raises ``UserError`` for anything wrong with
     the files, the options or the disk.
     """
-    fields = Fields.parse(format, text_field, mapping)
     cache = cache_dir or default_cache()
     with contextlib.ExitStack() as stack:
         sources = _gathered(files, cache, stack, say)
-        kind = kind or _kind_of(sources, fields, encoding)
-        options = Options(kind, max_seq_length, fields, allow_special)
-        job = Job(tokenizer, options, skip_bad, max_bad_ratio, encoding, workers or default_workers(), say)
+        options = Options(kind or _kind_of(sources, reading), max_seq_length, reading)
+        job = Job(tokenizer, options, workers or default_workers(), say)
         hashes = [content_hash(source, cache) for source in sources]
         key = job.key([(Path(source.name).name, digest) for source, digest in zip(sources, hashes, strict=True)])
         store = output or room(cache, "stores") / f"{_slug(sources[0].name)}-{key[:16]}"
@@ -110,15 +103,12 @@ class Job:
 
     tokenizer: Tokenizer
     options: Options
-    skip_bad: bool
-    max_bad_ratio: float
-    encoding: str | None
     workers: int
     say: Say
 
     def key(self, sources: list[tuple[str, str]]) -> str:
         """A hash of all that decides what the store holds, or whether it may exist."""
-        options, fields = self.options, self.options.fields
+        options, reading = self.options, self.options.reading
         # Pretraining stores whole documents: their rows are cut later, whatever max_seq_length is.
         length = options.max_seq_length if options.kind == "sft" else None
         parts = [
@@ -127,12 +117,12 @@ class Job:
             self.tokenizer.fingerprint,
             options.kind,
             length,
-            fields.format,
-            sorted(fields.names.items()),
-            options.allow_special,
-            self.encoding,
-            self.skip_bad,
-            self.max_bad_ratio,
+            reading.format,
+            sorted(reading.fields.names.items()),
+            reading.allow_special,
+            reading.encoding,
+            reading.skip_bad,
+            reading.max_bad_ratio,
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -142,19 +132,20 @@ class Job:
 
     def build(self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str, replace: bool) -> None:
         started = time.monotonic()
-        heads = [streams.inspect(source.path, source.name, self.encoding) for source in sources]
+        reading = self.options.reading
+        heads = [streams.inspect(source.path, source.name, reading.encoding) for source in sources]
         for head in heads:
-            if self.encoding is None and not head.encoding.startswith("utf-"):
+            if reading.encoding is None and not head.encoding.startswith("utf-"):
                 self.say(
                     f"{head.name}: read as {head.encoding.upper()} "
                     f"(confidence {head.confidence:.2f}; --encoding sets it)"
                 )
-        tally = Tally(self.skip_bad, self.max_bad_ratio, store.with_name(store.name + ".rejected.jsonl"))
+        tally = Tally(reading.skip_bad, reading.max_bad_ratio, store.with_name(store.name + ".rejected.jsonl"))
         writer = StoreWriter(store, self.tokenizer.vocab_size, self.options.kind, replace)
         try:
             with tally:
                 for index, head in enumerate(heads):
-                    counts = self._source(chunks_of(head, self.options.fields.format), index, writer, tally)
+                    counts = self._source(chunks_of(head, reading.format), index, writer, tally)
                     tally.finish_source(head.name, counts)
             writer.finish(self._manifest(heads, hashes, key, tally))
         except BaseException:
@@ -182,7 +173,7 @@ class Job:
             {
                 "path": head.name,
                 "sha256": digest,
-                "container": container(head, self.options.fields.format),
+                "container": container(head, self.options.reading.format),
                 "encoding": head.encoding,
                 "confidence": head.confidence,
                 **vars(counts),
@@ -195,7 +186,7 @@ class Job:
             "counts": vars(tally.total),
             "tokenizer": self.tokenizer.fingerprint,
             "max_seq_length": self.options.max_seq_length,
-            "allow_special": self.options.allow_special,
+            "allow_special": self.options.reading.allow_special,
         }
 
     def _report(self, store: Path, total: Counts, seconds: float) -> None:
@@ -227,10 +218,10 @@ def _gathered(files: Sequence[Path | str], cache: Path, stack: contextlib.ExitSt
     return sources
 
 
-def _kind_of(sources: Sequence[Source], fields: Fields, encoding: str | None) -> Kind:
+def _kind_of(sources: Sequence[Source], reading: ReadingOptions) -> Kind:
     """By the first record that is either; without one pretraining, whose rules then name every line."""
-    chunks = (chunk for source in sources for chunk in read_chunks(source, fields.format, encoding))
-    return kind_of_first((record for chunk in chunks for record in chunk.records()), fields) or "pretrain"
+    chunks = (chunk for source in sources for chunk in read_chunks(source, reading.format, reading.encoding))
+    return kind_of_first((record for chunk in chunks for record in chunk.records()), reading.fields) or "pretrain"
 
 
 @contextlib.contextmanager

@@ -5,10 +5,9 @@ from __future__ import annotations
 from minimind.base.command_lines import typed
 from minimind.base.findings import Finding
 from minimind.config.run import RunConfig
+from minimind.data.records.options import ReadingOptions
 from minimind.data.store.store import MANIFEST, TokenStore
 from minimind.training.run.setup import Data
-
-_READING = {"format": "--format", "text_field": "--text-field", "map": "--map", "encoding": "--encoding"}
 
 
 def held_out_findings(data: Data, config: RunConfig) -> list[Finding]:
@@ -48,9 +47,4 @@ def _check(config: RunConfig) -> str:
     files = [*config.train_paths, *config.eval_file]
     if not config.train_file or any((path / MANIFEST).is_file() or not path.exists() for path in files):
         return ""
-    words: list[object] = ["minimind", "check", *files]
-    for name, option in _READING.items():
-        if getattr(config, name) is not None:
-            words += [option, getattr(config, name)]
-    words += ["--allow-special"] if config.allow_special else []
-    return f"; by file: {typed(*words)}"
+    return f"; by file: {typed('minimind', 'check', *files, *ReadingOptions.of(config).words())}"
