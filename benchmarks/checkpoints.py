@@ -28,7 +28,7 @@ from minimind.training.checkpoint.writer import Saver
 from minimind.training.engine.engine import Engine, start_processes
 from minimind.training.engine.step import train_step
 from minimind.training.process.ranks import Control
-from minimind.training.run import setup
+from minimind.training.run import builder, setup
 
 VOCABULARY = 6400
 DS_CONFIG = Path(__file__).parents[1] / "ds_configs" / "bf16.json"
@@ -102,7 +102,7 @@ def _engine(config: RunConfig, source: Path) -> tuple[Engine, Callable[[], objec
     data = setup.prepare_data(Control(), "pretrain", config)
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches, held_out=None)
-    engine = setup.build_engine(setup.new_model(config), resolved, plan.schedule.factor, config, plan.total_steps)
+    engine = builder.build_engine(builder.new_model(config), resolved, plan.schedule.factor, config, plan.total_steps)
     steps = iter(range(plan.total_steps))
     step = lambda: train_step(engine, list(batches.micro_batches(next(steps), 0)))  # noqa: E731
     return engine, step, plan.save_steps

@@ -23,10 +23,10 @@ import numpy as np
 
 from minimind.text.tokenizer import train_tokenizer
 from minimind.training.process.host import anonymous_memory
-from minimind.training.record.metrics import StepMetrics
 from minimind.training.run import loop
 from minimind.training.run.arguments import parse
 from minimind.training.run.main import run
+from minimind.training.values import StepMetrics
 
 MODEL = (
     "model={vocab_size: 400, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, "

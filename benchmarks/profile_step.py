@@ -35,7 +35,7 @@ from minimind.training.engine.engine import Engine, start_processes
 from minimind.training.engine.step import train_step
 from minimind.training.process.ranks import Control
 from minimind.training.record.recorder import Progress, Recorder
-from minimind.training.run import setup
+from minimind.training.run import builder, setup
 
 WARM_UP = 2
 PARTS = ("data", "forward: body", "forward: loss", "forward: DeepSpeed", "backward", "update", "logging", "other")
@@ -78,7 +78,7 @@ def build(options: argparse.Namespace) -> tuple[RunConfig, Engine, Batches]:
     start_processes(config.emulate_fp16)
     data = setup.prepare_data(Control(), "pretrain", config)
     batches = setup.make_batches(data, config, resolved)
-    engine = setup.build_engine(setup.new_model(config), resolved, lambda step: 1.0, config, total_steps=10**6)
+    engine = builder.build_engine(builder.new_model(config), resolved, lambda step: 1.0, config, total_steps=10**6)
     return config, engine, batches
 
 

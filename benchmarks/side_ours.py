@@ -30,7 +30,7 @@ from minimind.training.process.ranks import Control
 from minimind.training.process.signals import StopRequest
 from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress
-from minimind.training.run import loop, setup
+from minimind.training.run import builder, loop, setup
 from minimind.training.run.evaluation import evaluate
 
 
@@ -96,7 +96,7 @@ def make_run(job: Job, directory: Path) -> loop.Run:
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches, held_out=None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
-    engine = setup.build_engine(setup.new_model(config), resolved, plan.schedule.factor, config, plan.total_steps)
+    engine = builder.build_engine(builder.new_model(config), resolved, plan.schedule.factor, config, plan.total_steps)
     metrics = Metrics(directory, engine.rank, config, plan.total_steps)
     loop.save = lambda run, best=False: None  # type: ignore[assignment]
     plan = replace(plan, save_steps=2**62, save_by_time=False)

@@ -173,11 +173,12 @@ def check(
 ) -> None:
     """What is in FILE, and each bad line as file:line: reason. Exit code 1 if there is one."""
     from minimind.data.check.check import check_files
+    from minimind.data.check.view import show
     from minimind.text.tokenizer import Tokenizer
 
     loaded = Tokenizer.load(tokenizer) if tokenizer else None
     report = check_files(files, loaded, kind, max_seq_length, reading=reading)
-    _show(report.to_json()) if as_json else report.render(console())
+    _show(report.to_json()) if as_json else show(report, console())
     _exit(0 if report.ok else 1)
 
 

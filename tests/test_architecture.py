@@ -69,6 +69,24 @@ def test_deepspeed_is_imported_in_training_engine_only() -> None:
     assert importers and all(name.startswith("minimind.training.engine.") for name in importers), importers
 
 
+def reached(module: str) -> set[str]:
+    """What importing ``module`` may import of ours, directly or not."""
+    found, open_ = {module}, [module]
+    while open_:
+        new = IMPORTS.get(open_.pop(), set()) - found
+        found |= new
+        open_ += new
+    return found
+
+
+@pytest.mark.parametrize(
+    "module", ["run.setup", "run.resume", "run.cadence", "record.metrics", "health.trouble", "values"]
+)
+def test_what_a_run_works_on_is_known_without_deepspeed(module: str) -> None:
+    """A run's data, its plan and its numbers can be read where DeepSpeed is not installed."""
+    assert "minimind.training.engine.engine" not in reached(f"minimind.training.{module}")
+
+
 def test_no_folder_is_crowded() -> None:
     crowded = {
         str(folder.relative_to(ROOT)): len(files)

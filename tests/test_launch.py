@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minimind.base.launcher import deepspeed_command
-from minimind.training.record.metrics import read_metrics
+from minimind.training.record.file import read_metrics
 from minimind.training.run.arguments import parse
 from minimind.training.run.main import run
 from tests.support import DS_CONFIGS, run_ranks

@@ -13,6 +13,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from minimind.base.cpu import cpu_name
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONFIG_DIRECTORY = Path("ds_configs")
 
@@ -58,28 +60,9 @@ def detect() -> Hardware:
         device_type="cpu",
         fp16=cpu_runs_fp16(),
         bf16=cpu_has_fast(torch.bfloat16),
-        name=_cpu_name(),
+        name=cpu_name(),
         memory=memory_bytes(),
     )
-
-
-def _cpuinfo() -> dict[str, str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not Linux
-        return {}
-    pairs = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def cpu_flags() -> set[str]:
-    """Instruction-set flags of the first core (``flags`` on x86, ``Features`` on Arm); empty where unknown."""
-    info = _cpuinfo()
-    return set((info.get("flags") or info.get("Features") or "").split())
-
-
-def _cpu_name() -> str:
-    return _cpuinfo().get("model name", "CPU")
 
 
 def memory_bytes() -> int | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minimind.base.hardware import cpu_flags
+from minimind.base.cpu import cpu_flags
 
 # Values of ONEDNN_MAX_CPU_ISA below the first that multiplies bf16. oneDNN before 2.0 read the second name.
 _CEILINGS_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}

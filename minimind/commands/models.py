@@ -58,8 +58,8 @@ def evaluate_file(
     from minimind.data.store.prepare import prepare
     from minimind.data.store.store import TokenStore
     from minimind.inference.generation import load_model
-    from minimind.training.record.metrics import perplexity
     from minimind.training.run.evaluation import evaluate
+    from minimind.training.values import perplexity
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer = load_model(path, str(device))

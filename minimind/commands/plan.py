@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,68 +17,12 @@ from minimind.base.command_lines import typed
 from minimind.base.display import say
 from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, detect
-from minimind.config.deepspeed import OptimizerSpec, Resolved, resolve
-from minimind.config.memory import ANY_GPU, Memory, body_parameters, estimate_memory
-from minimind.config.model import ModelConfig
+from minimind.config.deepspeed import Resolved, resolve
+from minimind.config.memory import ANY_GPU, Memory, estimate_memory
 from minimind.config.run import RunConfig, load_run_config
 
 RESERVE = 2**30
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-def measure_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
-    """The same, measured: one update of a one-layer model, its state tensors counted, scaled to all layers."""
-    import torch
-
-    from minimind.model.transformer import Transformer
-    from minimind.training.engine.optimizers import build_optimizer, is_body_matrix
-
-    small = Transformer(model.model_copy(update={"num_hidden_layers": 1}))
-    built = build_optimizer(small, optimizer.type, optimizer.params)
-    body = {id(p) for name, p in small.named_parameters() if is_body_matrix(name, p)}
-    for parameter in small.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    built.step()
-    counts, sizes = [0, 0], [0, 0]
-    for parameter in small.parameters():
-        kind = 0 if id(parameter) in body else 1
-        counts[kind] += parameter.numel()
-        tensors = [value for value in built.state[parameter].values() if isinstance(value, torch.Tensor)]
-        sizes[kind] += sum(t.numel() * t.element_size() for t in tensors if t.dim() > 0)
-    part = body_parameters(model) / model.num_parameters()
-    return sizes[0] / counts[0] * part + sizes[1] / counts[1] * (1 - part)
-
-
-MEASURE_SECONDS, MEASURE_ROUNDS = 2.0, 20
-
-
-def measure_tokens_per_second(
-    run: RunConfig, resolved: Resolved, hardware: Hardware, budget: float = MEASURE_SECONDS
-) -> float:
-    """Forward and backward of one micro-batch (one row on a CPU) in the run's precision; no optimizer, no data.
-
-    ``budget``: no further repetition after so many seconds; there are two at least.
-    """
-    import torch
-
-    from minimind.model.transformer import Transformer
-
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    device = torch.device(hardware.device_type)
-    model = Transformer(run.model).to(device=device, dtype=dtypes[resolved.precision])
-    rows = resolved.micro_batch_size if device.type == "cuda" else 1
-    ids = torch.randint(run.model.vocab_size, (rows, run.max_seq_length), device=device)
-    positions = torch.arange(run.max_seq_length, device=device).expand_as(ids)
-    seconds: list[float] = []
-    # The best of several: a busy machine can only make one slower. Small models give many in the same time.
-    while len(seconds) < 2 or (sum(seconds) < budget and len(seconds) < MEASURE_ROUNDS):
-        start = time.perf_counter()
-        loss: torch.Tensor = model(ids, ids, positions, torch.zeros_like(ids))
-        loss.backward()
-        if device.type == "cuda":  # gpu
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return ids.numel() / min(seconds[1:])
 
 
 def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
@@ -203,6 +146,8 @@ def run_plan(
     num_gpus: int = 1,
 ) -> int:
     """Print the plan of a run. Returns 0 if it fits, 1 if not. Raises UserError for a wrong config."""
+    from minimind.training.engine.measure import measure_state_bytes, measure_tokens_per_second
+
     run = load_run_config(config, overrides)
     here = detect()
     # A size given by hand means another machine: a GPU that has every precision

@@ -18,7 +18,6 @@ import importlib.util
 import ipaddress
 import os
 import shutil
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -27,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minimind.base.display import complain
 from minimind.base.errors import UserError
 from minimind.base.files import append_to, free_name, open_inside, sha256_of
 from minimind.base.secrets import mask_text
@@ -86,7 +86,7 @@ def _publish(partial: Path, target: Path) -> None:
     if os.path.lexists(target):
         kept = free_name(target, lambda n: f"{target.stem}.{n}{target.suffix}")
         os.rename(target, kept)
-        print(f"{target} was another file: it is now {kept}", file=sys.stderr)
+        complain(f"{target} was another file: it is now {kept}")
     os.rename(partial, target)
 
 

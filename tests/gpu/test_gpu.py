@@ -23,7 +23,7 @@ from minimind.inference.generation import generate
 from minimind.model import attention
 from minimind.model.cuda import AMPERE, varlen_kernel, varlen_runs
 from minimind.model.transformer import ModelConfig, Transformer
-from minimind.training.record.metrics import read_metrics
+from minimind.training.record.file import read_metrics
 from tests.support import DS_CONFIGS
 from tests.waiting import PATIENCE
 

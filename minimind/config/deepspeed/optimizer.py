@@ -18,6 +18,8 @@ from minimind.config.deepspeed.lint import AUTO, Draft, check_params
 from minimind.config.deepspeed.schema import OPTIMIZERS
 from minimind.config.run import RunConfig
 
+RATES = ("lr", "muon_lr", "adam_lr")  # params that are learning rates
+
 
 @dataclass(frozen=True)
 class OptimizerSpec:

@@ -14,16 +14,15 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minimind.base.defaults import ROW_LENGTH
-from minimind.base.display import shown
 from minimind.base.errors import UserError
-from minimind.data.check.overlap import Shared, shared_documents
+from minimind.data.check.overlap import shared_documents
+from minimind.data.check.report import CheckReport, FileReport
 from minimind.data.check.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
 from minimind.data.read import streams
 from minimind.data.read.sources import Chunk, Record, Source, chunks_of, container, expand
@@ -33,93 +32,8 @@ from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.store.packing import pack
 from minimind.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 _LISTED = 1000
 _SAMPLE_TOKENS = 400
-
-
-@dataclass
-class FileReport:
-    """One file. Token figures are None without a tokenizer; ``bad`` lists the first 1,000 of ``rejected``.
-
-    ``answers_lost`` counts conversations without an answer that fits a row; they are rejected, but are no bad lines.
-    """
-
-    path: str
-    error: str | None = None
-    container: str = ""
-    compression: str | None = None
-    encoding: str = ""
-    encoding_confidence: float = 1.0
-    kind: Kind = "pretrain"
-    formats: dict[str, int] = field(default_factory=dict)
-    fields: dict[str, int] = field(default_factory=dict)
-    records: int = 0
-    used: int = 0
-    rejected: int = 0
-    bad: list[str] = field(default_factory=list)
-    reasons: dict[str, int] = field(default_factory=dict)
-    characters: int = 0
-    characters_per_document: dict[str, int] = field(default_factory=dict)
-    turns_per_document: dict[str, int] = field(default_factory=dict)
-    scripts: dict[str, float] = field(default_factory=dict)
-    exact_duplicates: int = 0
-    near_duplicates: int = 0
-    near_compared: int = 0
-    trimmed: int = 0
-    answers_lost: int = 0
-    tokens: int | None = None
-    tokens_per_document: dict[str, int] | None = None
-    trainable_share: float | None = None
-    characters_per_token: float | None = None
-    longer_than_row: int | None = None
-    truncated: int | None = None
-    answers_cut: int | None = None
-    row_fill: float | None = None
-    sample: list[tuple[str, bool]] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return self.error is None and self.rejected == self.answers_lost
-
-
-@dataclass
-class CheckReport:
-    """All files. ``ok`` is False when a file is unreadable or any record is not used; documents that files share are
-    listed and are no fault by themselves.
-    """
-
-    files: list[FileReport]
-    max_seq_length: int
-    ignored: list[str]
-    shared: list[Shared] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return all(report.ok for report in self.files)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for ``json.dumps``; the names are those of `FileReport`."""
-        return {
-            "ok": self.ok,
-            "max_seq_length": self.max_seq_length,
-            "ignored": self.ignored,
-            "shared": [asdict(shared) for shared in self.shared],
-            "files": [asdict(report) for report in self.files],
-        }
-
-    def render(self, console: Console) -> None:
-        """A table for each file, its bad lines, and a sample with the trainable tokens in green."""
-        from minimind.data.check.view import show
-
-        for report in self.files:
-            show(report, self.max_seq_length, console)
-        for shared in self.shared:
-            console.print(str(shared), style="yellow", markup=False, soft_wrap=True)
-        if self.ignored:
-            console.print(f"left out, unknown type: {shown(', '.join(self.ignored))}", markup=False)
 
 
 def check_files(

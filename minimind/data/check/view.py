@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from minimind.base.display import shown
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from minimind.data.check.check import FileReport
+from minimind.data.check.report import CheckReport, FileReport
 
 _SHOWN = 20
 
 
-def show(report: FileReport, max_seq_length: int, console: Console) -> None:
+def show(report: CheckReport, console: Console) -> None:
+    """A table for each file, its bad lines, and a sample with the trainable tokens in green."""
+    for file in report.files:
+        _show_file(file, report.max_seq_length, console)
+    for shared in report.shared:
+        console.print(str(shared), style="yellow", markup=False, soft_wrap=True)
+    if report.ignored:
+        console.print(f"left out, unknown type: {shown(', '.join(report.ignored))}", markup=False)
+
+
+def _show_file(report: FileReport, max_seq_length: int, console: Console) -> None:
     """One file's table, then its first bad lines, then a sample."""
     table = Table(title=Text(shown(report.path)), title_justify="left", show_header=False)
     for name, value in _rows(report, max_seq_length):

@@ -24,7 +24,7 @@ from minimind.training.health.lr_bands import judged_band, start_rate
 from minimind.training.health.rules import Blocks
 
 if TYPE_CHECKING:
-    from minimind.training.record.metrics import StepMetrics
+    from minimind.training.values import StepMetrics
 
 PACES = 10  # throughput windows that make up "before"
 WINDOWS = ("losses", "norms", "skips", "paces", "waits", "evaluations")

@@ -25,7 +25,7 @@ from minimind.config.recovery import RecoveryConfig
 from minimind.training.health.rules import spike
 
 if TYPE_CHECKING:
-    from minimind.training.record.metrics import StepMetrics
+    from minimind.training.values import StepMetrics
 
 LEAD = 2  # steps before a spike's first from which weights are trusted: its cause may be the update before it
 BACK = 8  # losses whose median tells whether a spike has healed

@@ -17,7 +17,7 @@ import os
 import sys
 from typing import NoReturn
 
-from minimind.base.display import show_tracebacks
+from minimind.base.display import complain, show_tracebacks
 from minimind.base.errors import UserError
 from minimind.training.process.orphans import end_with_launcher
 from minimind.training.process.signals import StoppedEarly, StopRequest, ignore, say_stopped
@@ -35,7 +35,7 @@ def start(module: str, *arguments: str) -> NoReturn:
         say_stopped(str(stopped))
     except UserError as error:  # of the import: a DeepSpeed that this trainer can't run with
         if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
+            complain(f"error: {error}")
         code = 2
     except SystemExit as ended:  # argparse's, or main's
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -27,7 +27,7 @@ from minimind.base.findings import Finding
 from minimind.base.hardware import advised_config
 
 if TYPE_CHECKING:
-    from minimind.training.record.metrics import RunSummary, StepMetrics
+    from minimind.training.values import RunSummary, StepMetrics
 
 NA = "n/a"
 

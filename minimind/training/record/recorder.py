@@ -19,7 +19,7 @@ import torch
 
 from minimind.training.engine.step import StepResult
 from minimind.training.record.best import Best
-from minimind.training.record.metrics import SourceLoss, StepMetrics
+from minimind.training.values import SourceLoss, StepMetrics
 
 HISTORY = 128  # steps of scales and norms kept for a post-mortem
 # What Best's values were called when they stood in Progress itself.

@@ -40,12 +40,6 @@ def evaluation_steps(total_steps: int, step_positions: int, held_out_positions: 
     return max(usual_steps(total_steps), math.ceil(total_steps / max(affordable, 1)))
 
 
-def evaluations(after: int, upto: int, total_steps: int, every: int) -> int:
-    """Evaluations after the steps ``after`` + 1 to ``upto``: every ``every`` steps, and after the last of the run."""
-    last = upto == total_steps > after and total_steps % every != 0
-    return upto // every - after // every + last
-
-
 def evaluation_cost(step_positions: int, held_out_positions: int) -> float:
     """What one evaluation takes, in optimizer steps of ``step_positions``."""
     return FORWARD * held_out_positions / step_positions

@@ -26,11 +26,12 @@ from minimind.training.health.trouble import LEAD, Trouble, Watch
 from minimind.training.process.host import anonymous_memory, settled_garbage, timed
 from minimind.training.process.signals import StopRequest
 from minimind.training.process.watchdog import EVALUATION, SAVE, STEP, Watchdog
-from minimind.training.record.metrics import Metrics, StepMetrics
+from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress, Recorder
 from minimind.training.run.cadence import SaveClock
 from minimind.training.run.evaluation import evaluate
 from minimind.training.run.setup import Data, Plan
+from minimind.training.values import StepMetrics
 
 LOOK_UP = 8  # batches of an evaluation between looks at the request to stop
 NOT_FINITE = ("loss-not-finite", "gradient-not-finite")  # findings that name their samples

@@ -37,12 +37,13 @@ from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress
 from minimind.training.run import setup
 from minimind.training.run.arguments import config_options, own_command, parse
+from minimind.training.run.builder import Builder, new_model
 from minimind.training.run.directory import open_directory
 from minimind.training.run.held_out import held_out_findings
 from minimind.training.run.loop import Run, train
 from minimind.training.run.next_commands import sweep_command
 from minimind.training.run.requirements import require
-from minimind.training.run.rescue import Builder, give_up, rescue
+from minimind.training.run.rescue import give_up, rescue
 from minimind.training.run.resume import Start, agree, describe, find_start
 from minimind.training.run.summary import schedule_lines, summarize
 
@@ -239,7 +240,7 @@ def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Cal
     """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if kind == "pretrain":
-        return config, lambda: setup.new_model(config)
+        return config, lambda: new_model(config)
     from minimind.inference.generation import load_model
 
     if arguments.model.resolve() == config.output_dir.resolve():

@@ -7,8 +7,8 @@ from pathlib import Path
 from minimind.base.command_lines import OwnCommand, from_here, launcher_words, typed
 from minimind.base.hardware import advised_config, purpose_of
 from minimind.config.run import RunConfig
-from minimind.training.sweep.options import PRETRAIN_ONLY
 
+PRETRAIN_ONLY = ("--max-steps", "--overfit-one-batch", "--eval-file")  # what a sweep has no use for
 # Settings that a machine or a model needs, and that fine-tuning takes over
 _TAKEN_OVER = (
     "max_seq_length",

@@ -8,8 +8,7 @@ recovery.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from minimind.base.command_lines import OwnCommand
@@ -18,8 +17,7 @@ from minimind.base.files import write_durably
 from minimind.base.findings import Finding
 from minimind.base.hardware import detect
 from minimind.config.deepspeed import Resolved
-from minimind.config.run import RunConfig
-from minimind.model.transformer import Transformer
+from minimind.config.deepspeed.optimizer import RATES
 from minimind.training.checkpoint.directory import (
     Checkpoint,
     all_checkpoints,
@@ -29,48 +27,11 @@ from minimind.training.checkpoint.directory import (
     read_about,
     restore_best,
 )
-from minimind.training.engine.engine import Engine
 from minimind.training.health.culprits import find_culprits
-from minimind.training.health.ladder import Rollback, make_rollback, next_rung, rate_factor, write_rollbacks
+from minimind.training.health.ladder import Rollback, make_rollback, next_rung, write_rollbacks
 from minimind.training.record.advice import LOWER_CLIPPING
-from minimind.training.record.recorder import Progress
-from minimind.training.run import setup
+from minimind.training.run.builder import Builder
 from minimind.training.run.loop import Run
-from minimind.training.sweep.options import RATES
-
-
-@dataclass(frozen=True)
-class Builder:
-    """Builds the engine of a run, at its start and after each rollback. ``resolved``: the JSON, untreated."""
-
-    config: RunConfig
-    resolved: Resolved
-    plan: setup.Plan
-    new_model: Callable[[], Transformer]
-    describe: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
-    command: OwnCommand
-
-    def treated(self, rollbacks: Sequence[Rollback]) -> Resolved:
-        """The configuration that these rollbacks leave."""
-        rungs, resolved = {rollback.rung for rollback in rollbacks}, self.resolved
-        if "fp32" in rungs:
-            return resolved.in_fp32()
-        if "fixed-scale" in rungs:
-            return resolved.with_fixed_scale(self.config.recovery.loss_scale)
-        return resolved
-
-    def build(self, checkpoint: Checkpoint | None, rollbacks: Sequence[Rollback]) -> tuple[Engine, Progress]:
-        """A fresh engine, at ``checkpoint`` or (None) at the beginning."""
-
-        def factor(applied: int) -> float:
-            return self.plan.schedule.factor(applied) * rate_factor(applied, rollbacks)
-
-        engine = setup.build_engine(
-            self.new_model(), self.treated(rollbacks), factor, self.config, self.plan.total_steps
-        )
-        if checkpoint is None:
-            return engine, Progress()
-        return engine, Progress.from_state(engine.load(checkpoint.path)["progress"])
 
 
 def rescue(run: Run, builder: Builder) -> Run | None:

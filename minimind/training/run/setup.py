@@ -1,4 +1,4 @@
-"""From the command line to the parts of a run: data, model, engine. Each phase is one function.
+"""From the command line to what a run works on: its data, their order and the plan of its steps. No DeepSpeed.
 
 Rank 0 does what is done once (the built-in corpus, tokenisation); the others wait for it and open the same store.
 """
@@ -6,13 +6,11 @@ Rank 0 does what is done once (the built-in corpus, tokenisation); the others wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from minimind.base.command_lines import typed
 from minimind.base.errors import UserError
-from minimind.base.hardware import detect
 from minimind.config.deepspeed import Resolved
 from minimind.config.run import RunConfig
 from minimind.data.check.overlap import Overlap, find_overlap
@@ -23,11 +21,7 @@ from minimind.data.store.files import MANIFEST
 from minimind.data.store.mixture import Part
 from minimind.data.store.rooms import default_cache, room
 from minimind.data.store.store import TokenStore
-from minimind.model.attention import check_backend
-from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
-from minimind.training.engine.compilation import pays
-from minimind.training.engine.engine import Engine
 from minimind.training.engine.schedule import Schedule
 from minimind.training.process.ranks import Control
 from minimind.training.run.cadence import evaluation_remark, evaluation_steps, usual_steps
@@ -201,25 +195,3 @@ def make_batches(data: Data, config: RunConfig, resolved: Resolved) -> Batches:
         seed=config.seed,
         parts=data.parts,
     )
-
-
-def new_model(config: RunConfig) -> Transformer:
-    """A transformer initialised from the seed."""
-    return Transformer(config.model, seed=config.seed)
-
-
-def build_engine(
-    model: Transformer, resolved: Resolved, factor: Callable[[int], float], config: RunConfig, total_steps: int
-) -> Engine:
-    """The DeepSpeed engine, compiled where that pays in ``total_steps`` steps. ``factor``: share of the peak rate by
-    applied step. Raises UserError for an ``attention_backend`` that can't run here."""
-    model.attention_backend = config.attention_backend
-    model.gradient_checkpointing = config.gradient_checkpointing
-    engine = Engine(model, resolved, factor)
-    check_backend(config.attention_backend, engine.device, model.output_weight.dtype, config.model.head_dim)
-    positions = total_steps * resolved.micro_batch_size * resolved.accumulation * config.max_seq_length
-    flops = positions * model.flops_per_token(config.max_seq_length)
-    automatic = config.compile == "auto" and pays(detect(), resolved.precision, flops)
-    if config.compile == "on" or automatic:
-        engine.compile()
-    return engine

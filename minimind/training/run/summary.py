@@ -8,19 +8,19 @@ from pathlib import Path
 
 from minimind.base.command_lines import OwnCommand
 from minimind.base.hardware import Hardware
-from minimind.commands.plan import measure_tokens_per_second
 from minimind.config.deepspeed import Resolved
+from minimind.config.deepspeed.optimizer import RATES
 from minimind.config.memory import estimate_memory
 from minimind.config.model import PRESETS
 from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 from minimind.data.store.batches import Batches
-from minimind.training.record.metrics import RunSummary
+from minimind.training.engine.measure import measure_tokens_per_second
 from minimind.training.record.recorder import Progress
-from minimind.training.run.cadence import evaluation_cost, evaluations
+from minimind.training.run.cadence import evaluation_cost
 from minimind.training.run.next_commands import resume_command, tune_command
 from minimind.training.run.setup import Data, Plan
-from minimind.training.sweep.options import RATES
+from minimind.training.values import RunSummary, evaluations
 
 NAMED = 3  # files in the header
 START_UP_SECONDS = 0.3  # the header's estimate may cost this; the console's own comes with the first steps

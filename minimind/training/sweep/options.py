@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from minimind.base.errors import UserError
+from minimind.config.deepspeed.optimizer import RATES
 from minimind.training.run.arguments import common_parser, with_words
 from minimind.training.sweep.curves import geometric
 
 MIN_STEPS = 10  # fewer can't be told from noise
-PRETRAIN_ONLY = ("--max-steps", "--overfit-one-batch", "--eval-file")  # what a sweep has no use for
 WHICH_RATES = ("--learning-rates", "--from", "--to", "--count")  # options that a new range replaces
 SWEEP_ONLY = (*WHICH_RATES, "--steps", "--range-test")  # and those that pretrain.py lacks
-RATES = ("lr", "muon_lr", "adam_lr")  # optimizer.params that are learning rates
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

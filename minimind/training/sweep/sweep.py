@@ -36,9 +36,8 @@ from minimind.training.health.lr_bands import usual_band
 from minimind.training.process.ranks import Control
 from minimind.training.process.run_lock import RunLock
 from minimind.training.process.signals import StopRequest
-from minimind.training.record.metrics import StepMetrics
 from minimind.training.record.recorder import Progress, Recorder
-from minimind.training.run import setup
+from minimind.training.run import builder, setup
 from minimind.training.run.arguments import config_options, own_command
 from minimind.training.run.directory import write_run_files
 from minimind.training.run.main import exit_with
@@ -46,6 +45,7 @@ from minimind.training.run.requirements import require
 from minimind.training.sweep.curves import Curve, judge, recommend, recommend_from_range
 from minimind.training.sweep.options import SWEEP_ONLY, WHICH_RATES, choose_rates, parse, rates_at, with_rate
 from minimind.training.sweep.report import Outcome, report
+from minimind.training.values import StepMetrics
 
 DEFAULT_OUTPUT = Path("runs/lr_sweep")  # the training run's own default would mix the two
 SWEEP_STEPS, RANGE_STEPS = 50, 100
@@ -208,8 +208,8 @@ def train_at(
 
     Ends early when ``over`` says so of the records so far, which are equal on all ranks, or when fp16 is exhausted.
     """
-    engine = setup.build_engine(
-        setup.new_model(bench.config), bench.resolved_at(rate), factor, bench.config, bench.steps
+    engine = builder.build_engine(
+        builder.new_model(bench.config), bench.resolved_at(rate), factor, bench.config, bench.steps
     )
     records: list[StepMetrics] = []
     recorder = Recorder(records.append, engine.sum_over_ranks, bench.batches.steps_per_epoch)

@@ -12,8 +12,10 @@ import pytest
 from rich.console import Console
 
 from minimind.data.check import check as module
-from minimind.data.check.check import CheckReport, FileReport, check_files
+from minimind.data.check.check import check_files
+from minimind.data.check.report import CheckReport, FileReport
 from minimind.data.check.statistics import SCRIPTS, Duplicates, count_scripts, minhash, percentiles
+from minimind.data.check.view import show
 from minimind.data.records.options import ReadingOptions
 from minimind.data.store.prepare import prepare
 from minimind.data.store.store import TokenStore
@@ -94,7 +96,7 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
     file = only(report)
     assert (file.tokens, file.row_fill, file.used, file.rejected) == (None, None, 1, 1)
     assert file.turns_per_document["max"] == 2
-    report.render(Console(file=io.StringIO()))
+    show(report, Console(file=io.StringIO()))
 
 
 def test_an_unreadable_file_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_bad_lines_are_all_counted_and_some_listed(tmp_path: Path, monkeypatch: 
     assert (file.rejected, len(file.bad)) == (40, 30)
     assert file.reasons == {'"text" is null, not a string': 40}
     console = Console(file=io.StringIO(), width=100)
-    report.render(console)
+    show(report, console)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert f'{path}:20: "text" is null' in shown
@@ -133,7 +135,7 @@ def test_json_and_table(tmp_path: Path, tokenizer: Tokenizer) -> None:
     assert data["ok"] is True
     assert data["files"][0]["records"] == 1
     console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system="standard")
-    report.render(console)
+    show(report, console)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "\x1b[32m[red]a[/red]<|im_end|>" in shown  # content is no markup; trained tokens are green

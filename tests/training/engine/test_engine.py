@@ -20,8 +20,8 @@ from minimind.training.engine import engine as engine_module
 from minimind.training.engine.engine import Engine, Update
 from minimind.training.engine.optimizers import build_optimizer
 from minimind.training.engine.step import token_weight, train_step
-from minimind.training.record.metrics import StepMetrics
 from minimind.training.record.recorder import Progress, Recorder
+from minimind.training.values import StepMetrics
 from tests.support import CPU, DS_CONFIGS, RowBatch, random_rows, run_ranks, split, tiny_config, tiny_model
 
 CONFIGS = sorted(path.name for path in DS_CONFIGS.glob("*.json"))

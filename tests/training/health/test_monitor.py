@@ -20,7 +20,7 @@ from minimind.config.health import HealthConfig
 from minimind.config.run import load_run_config
 from minimind.training.health.monitor import Health, before_run
 from minimind.training.health.rules import Blocks, oscillation, overfitting, reversals
-from minimind.training.record.metrics import StepMetrics
+from minimind.training.values import StepMetrics
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))

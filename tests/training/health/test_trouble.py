@@ -10,7 +10,7 @@ import pytest
 from minimind.config.health import HealthConfig
 from minimind.config.recovery import RecoveryConfig
 from minimind.training.health.trouble import Trouble, Watch
-from minimind.training.record.metrics import StepMetrics
+from minimind.training.values import StepMetrics
 
 CONFIG = RecoveryConfig(overflow_patience=6, non_finite_patience=3, spike_patience=20)
 

@@ -15,7 +15,8 @@ from minimind.config.run import load_run_config
 from minimind.training.record.best import Best
 from minimind.training.record.console import ConsoleLog, count, duration, fit, header_rows, progress_fields
 from minimind.training.record.file import FILE_NAME, read_metrics
-from minimind.training.record.metrics import Metrics, RunSummary, SourceLoss, StepMetrics, perplexity
+from minimind.training.record.metrics import Metrics
+from minimind.training.values import RunSummary, SourceLoss, StepMetrics
 
 SUMMARY = RunSummary(
     kind="pretrain",
@@ -356,12 +357,6 @@ def test_count(value: float, text: str) -> None:
 )
 def test_duration(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_perplexity_never_raises() -> None:
-    assert perplexity(1000.0) == math.inf
-    assert math.isnan(perplexity(math.nan))
-    assert perplexity(0.0) == 1.0
 
 
 def test_losses_by_source_go_to_the_file_the_console_and_wandb(

@@ -10,8 +10,8 @@ import torch
 from minimind.training.engine.engine import Update
 from minimind.training.engine.step import RowLosses, StepResult
 from minimind.training.record.best import Best
-from minimind.training.record.metrics import StepMetrics
 from minimind.training.record.recorder import HISTORY, Progress, Recorder
+from minimind.training.values import StepMetrics
 
 
 def result(loss_sum: float, tokens: int, applied: bool = True, norm: float | torch.Tensor = 1.0) -> StepResult:

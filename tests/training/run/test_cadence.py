@@ -17,7 +17,7 @@ from minimind.data.store.store import TokenStore
 from minimind.text.tokenizer import Tokenizer
 from minimind.training.checkpoint.writer import Saver
 from minimind.training.run import loop, main
-from minimind.training.run.cadence import FORWARD, SHARE, SaveClock, evaluation_remark, evaluation_steps, evaluations
+from minimind.training.run.cadence import FORWARD, SHARE, SaveClock, evaluation_remark, evaluation_steps
 from minimind.training.run.setup import Plan, plan_steps
 from tests.support import run_ranks
 from tests.training.run.test_main import launch, records
@@ -49,15 +49,6 @@ def test_evaluations_cost_two_percent_at_most_and_are_as_many_as_that_allows(tot
     if every > usual and count > 1:  # cut down: one step closer would be one evaluation too many, or no more of them
         closer = -(-total // (every - 1))
         assert closer == count or closer * held_out * FORWARD > budget
-
-
-@pytest.mark.parametrize(("total", "every"), [(10, 3), (9, 3), (5, 100), (1, 1), (100, 7)])
-def test_evaluations_are_counted_as_the_loop_holds_them(total: int, every: int) -> None:
-    held = [step for step in range(1, total + 1) if step == total or step % every == 0]
-    for after in range(total + 1):
-        for upto in range(after, total + 1):
-            count = sum(after < step <= upto for step in held)
-            assert evaluations(after, upto, total, every) == count
 
 
 def test_a_small_held_out_file_is_evaluated_ten_times_and_nothing_is_said() -> None:
