@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from minimind.data.records.conversations import Conversation, Kind
-    from minimind.inference.terminal import Sampling
+    from minimind.inference.sampling import Sampling
     from minimind.model.transformer import Transformer
     from minimind.text.tokenizer import Tokenizer
 
@@ -54,8 +54,8 @@ class Model:
         self.transformer, self.tokenizer = transformer, tokenizer
 
     def generate(self, prompt: str, **sampling: Any) -> str:
-        """What follows ``prompt``, without it. ``sampling``: max_new_tokens, temperature, top_p, top_k, seed, with the
-        defaults of `minimind generate`. Raises UserError for a prompt that is too long and for impossible settings."""
+        """What follows ``prompt``, without it. ``sampling``: fields of `minimind.inference.sampling.Sampling`, with its
+        defaults. Raises UserError for a prompt that is too long and for impossible settings."""
         return "".join(self.stream(prompt, **sampling))
 
     def stream(self, prompt: str, **sampling: Any) -> Iterator[str]:
@@ -85,7 +85,7 @@ class Model:
 
 
 def _sampling(settings: Mapping[str, Any]) -> Sampling:
-    from minimind.inference.terminal import Sampling
+    from minimind.inference.sampling import Sampling
 
     return Sampling(**_known(settings, Sampling.__dataclass_fields__, "generation"))
 

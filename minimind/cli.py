@@ -287,7 +287,8 @@ def generate(
     seed: Seed = 0,
 ) -> None:
     """Go on from a text, printed as it is made."""
-    from minimind.inference.terminal import Sampling, continue_text
+    from minimind.inference.sampling import Sampling
+    from minimind.inference.terminal import continue_text
 
     continue_text(model, prompt, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
 
@@ -303,7 +304,8 @@ def chat(
     seed: Seed = 0,
 ) -> None:
     """Talk with a model: /reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
-    from minimind.inference.terminal import Sampling, chat_loop
+    from minimind.inference.sampling import Sampling
+    from minimind.inference.terminal import chat_loop
 
     chat_loop(model, system, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
 

@@ -11,29 +11,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOKENS, TEXT_TOP_P
 from minimind.base.display import Shown
 from minimind.base.errors import UserError
+from minimind.inference.sampling import Sampling
 
 if TYPE_CHECKING:
     from minimind.model.transformer import Transformer
     from minimind.text.chat import Turn
     from minimind.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen; temperature 0 is greedy, top_k 0 means all."""
-
-    max_new_tokens: int = TEXT_TOKENS
-    temperature: float = TEXT_TEMPERATURE
-    top_p: float = TEXT_TOP_P
-    top_k: int = 0
-    seed: int = 0
 
 
 def continue_text(path: Path, prompt: str, sampling: Sampling, out: TextIO | None = None) -> None:
@@ -89,16 +77,7 @@ def answer(
 
     stops = set(stop_ids)
     try:
-        for token in generate(
-            model,
-            prompt_ids,
-            sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop_ids=stops,
-            seed=sampling.seed,
-        ):
+        for token in generate(model, prompt_ids, sampling, stop_ids=stops):
             if token not in stops:
                 emit(stream.push(token))
     except KeyboardInterrupt:
