@@ -2,9 +2,8 @@
 
     import minimind
 
-    run = minimind.train("pretrain", {"train_file": ["text.jsonl"], "max_steps": 200}, "ds_configs/fp32.json")
-    model = minimind.load(run)
-    print(model.generate("The sea"), model.chat("Who are you?"))
+    run = minimind.train("pretrain", {"train_file": ["text.jsonl"], "max_steps": 200}, "ds_configs/fp32.json") model =
+    minimind.load(run) print(model.generate("The sea"), model.chat("Who are you?"))
 
 ``import minimind`` loads nothing heavy: torch comes with the first call. What a person can mend (a wrong path, a bad
 line, a setting) is raised as ``minimind.base.errors.UserError``, whose text is the one line that the commands print.

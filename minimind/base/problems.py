@@ -11,8 +11,7 @@ from minimind.base.errors import UserError
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean "x"?)`` for a misspelled name, else nothing.
 
-    Compared without case and separators first, because ``trainBatchSize`` and ``train-batch-size`` are the
-    usual slips.
+    Compared without case and separators first, because ``trainBatchSize`` and ``train-batch-size`` are the usual slips.
     """
     plain = {key.lower().replace("-", "").replace("_", ""): key for key in known}
     squeezed = name.lower().replace("-", "").replace("_", "")

@@ -80,7 +80,7 @@ class WeightedFile(BaseModel):
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
 
 
-def _source(value: Any) -> Any:
+def _train_file(value: Any) -> Any:
     """A path, or a mapping with ``path`` and ``weight`` -> Path or WeightedFile."""
     if isinstance(value, str):
         return Path(value)
@@ -94,7 +94,7 @@ def _source(value: Any) -> Any:
         raise ValueError("; ".join(_one_error(item, WeightedFile) for item in error.errors())) from None
 
 
-def _sources(value: Any) -> Any:
+def _train_files(value: Any) -> Any:
     return [value] if isinstance(value, (str, Path, Mapping, WeightedFile)) else value
 
 
@@ -103,7 +103,7 @@ def _field_map(value: Any) -> Any:
     return ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
 
 
-Source = Annotated[Path | WeightedFile, BeforeValidator(_source)]
+TrainFile = Annotated[Path | WeightedFile, BeforeValidator(_train_file)]
 
 
 class RunConfig(BaseModel):
@@ -114,7 +114,7 @@ class RunConfig(BaseModel):
     # Model and data
     model: Annotated[ModelConfig, BeforeValidator(_model)] = PRESETS["26m"]
     tokenizer: Path | None = None
-    train_file: Annotated[list[Source], BeforeValidator(_sources)] = []
+    train_file: Annotated[list[TrainFile], BeforeValidator(_train_files)] = []
     eval_file: Annotated[list[Path], BeforeValidator(_paths)] = []
     max_seq_length: Annotated[int, Field(gt=1)] = ROW_LENGTH
     skip_bad: bool = False

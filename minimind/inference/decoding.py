@@ -92,8 +92,8 @@ class HeldInHalf:
         self.weight = torch.ops.quantized.linear_prepack_fp16(weight * 2.0**exponent, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.weight)
-        return product
+        output: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.weight)
+        return output
 
 
 def half_exponent(weight: Tensor) -> int | None:
@@ -110,7 +110,7 @@ def half_exponent(weight: Tensor) -> int | None:
     return exponent if torch.equal(shifted.half().float(), shifted) else None
 
 
-def product(*weights: Tensor) -> Product:
+def fastest_product(*weights: Tensor) -> Product:
     """The fastest product by ``weights``, stacked along O, that rounds no weight."""
     stacked = torch.cat(weights).detach()
     if not onednn_packs(stacked.dtype):  # bf16 without AVX-512: fp32 holds it exactly
@@ -144,9 +144,9 @@ class LayerWeights:
         projections = [projection.weight for projection in (attend.q_proj, attend.k_proj, attend.v_proj)]
         self.index, self.head_dim = attend.index, attend.head_dim
         self.heads = [weight.shape[0] // self.head_dim for weight in projections]  # of q, k, v
-        self.qkv, self.out = product(*projections), product(attend.o_proj.weight)
-        self.gate_up = product(mlp.gate_proj.weight, mlp.up_proj.weight)
-        self.down = product(mlp.down_proj.weight)
+        self.qkv, self.out = fastest_product(*projections), fastest_product(attend.o_proj.weight)
+        self.gate_up = fastest_product(mlp.gate_proj.weight, mlp.up_proj.weight)
+        self.down = fastest_product(mlp.down_proj.weight)
         self.before_attention = Norm(layer.input_layernorm, self.qkv.scale)
         self.before_mlp = Norm(layer.post_attention_layernorm, self.gate_up.scale)
 
@@ -167,7 +167,7 @@ class Weights:
     def __init__(self, model: Transformer, version: list[tuple[int, int]] | None) -> None:
         self.made_of = version
         self.layers = [LayerWeights(layer) for layer in model.model.layers]  # type: ignore[arg-type]
-        self.head = product(model.output_weight[: model.output_size])
+        self.head = fastest_product(model.output_weight[: model.output_size])
         self.norm = Norm(model.model.norm, self.head.scale)
 
 

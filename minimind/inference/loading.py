@@ -38,9 +38,8 @@ def load_model(
     """The model in evaluation mode on ``device``, and its tokenizer (``tokenizer``: instead of the one
     found beside the model).
 
-    ``dtype`` None: as saved, but fp32 on a CPU, where half precision saves nothing. Raises UserError when
-    there is no model, when it is damaged or of another architecture, or when its tokenizer is missing or
-    does not fit.
+    ``dtype`` None: as saved, but fp32 on a CPU, where half precision saves nothing. Raises UserError when there is no
+    model, when it is damaged or of another architecture, or when its tokenizer is missing or does not fit.
     """
     source = _resolve(Path(path))
     state, config, beside = _read(source)

@@ -1,14 +1,11 @@
-"""Hugging Face layout: a directory that ``transformers`` loads as LlamaForCausalLM, and such directories
-read back.
+"""Hugging Face layout: a directory that ``transformers`` loads as LlamaForCausalLM, and such directories read back.
 
-Written: config.json, model.safetensors, generation_config.json, tokenizer.model (ours, the original),
-tokenizer.json, tokenizer_config.json and chat_template.jinja (for transformers). Each file appears complete
-or not at all, config.json last, so a directory with a config.json is whole. Reading accepts sharded
-safetensors and what transformers 4 and 5 write; a Llama that ``model.py`` can't build (biases, RoPE
-scaling, another activation) is refused with the reason.
+Written: config.json, model.safetensors, generation_config.json, tokenizer.model (ours, the original), tokenizer.json,
+tokenizer_config.json and chat_template.jinja (for transformers). Each file appears complete or not at all, config.json
+last, so a directory with a config.json is whole. Reading accepts sharded safetensors and what transformers 4 and 5
+write; a Llama that ``model.py`` can't build (biases, RoPE scaling, another activation) is refused with the reason.
 
-Weakness: pickled ``pytorch_model.bin`` files are not read; re-save such a model as safetensors with
-transformers.
+Weakness: pickled ``pytorch_model.bin`` files are not read; re-save such a model as safetensors with transformers.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ tied embeddings. With the same weights its logits equal ``transformers.LlamaForC
 the logits of the document alone. Labels are aligned already; the loss is a sum. Half-precision parameters
 are expected to be cast by the engine; norms and loss still compute in fp32.
 
-Weakness: one architecture only. RoPE scaling, biases and experts are refused on import instead of being
-approximated.
+Weakness: one architecture only. RoPE scaling, biases and experts are refused on import instead of being approximated.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,18 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def projected(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
-        """The linear ``layers`` of the normed ``x``; in eager training on a CPU the normed ``x`` is not kept."""
-        return normed_projections(x, self.weight, self.eps, [layer.weight for layer in layers])
+
+class Normed(NamedTuple):
+    """The residual stream ``x`` [B, T, H] for linear layers that read its ``norm``: ``project`` computes both."""
+
+    x: Tensor
+    norm: RMSNorm
+
+
+def project(normed: Normed, *layers: Linear) -> tuple[Tensor, ...]:
+    """The linear ``layers`` of the normed stream, [B, T, out] each. Not a tensor before: eager training on a CPU then
+    keeps the stream alone, and norms it again in the backward pass (model/cpu/recompute.py)."""
+    return normed_projections(normed.x, normed.norm.weight, normed.norm.eps, [layer.weight for layer in layers])
 
 
 class Attention(nn.Module):
@@ -70,13 +79,14 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.hidden_size, keys)
         self.o_proj = Linear(queries, config.hidden_size)
 
-    def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
-        projected = norm.projected(x, self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (y.view(*x.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
+    def forward(self, x: Normed, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
+        projected = project(x, self.q_proj, self.k_proj, self.v_proj)  # [B, T, heads * D], twice [B, T, kv_heads * D]
+        q, k, v = (y.view(*y.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
         q, k = rotate(q, tables), rotate(k, tables)
         if cache is not None:
-            k, v = cache.append(self.index, k, v)
-        return self.o_proj(attention.attend(plan, q, k, v).flatten(2))
+            k, v = cache.append(self.index, k, v)  # [B, S, kv_heads, D]
+        out = attention.attend(plan, q, k, v)  # [B, T, heads, D]
+        return self.o_proj(out.flatten(2))  # [B, T, H]
 
 
 class MLP(nn.Module):
@@ -88,9 +98,9 @@ class MLP(nn.Module):
         self.up_proj = Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        gate, up = norm.projected(x, self.gate_proj, self.up_proj)
-        return swiglu_down(gate, up, self.down_proj.weight)
+    def forward(self, x: Normed) -> Tensor:
+        gate, up = project(x, self.gate_proj, self.up_proj)  # [B, T, I]
+        return swiglu_down(gate, up, self.down_proj.weight)  # [B, T, H]
 
 
 class Layer(nn.Module):
@@ -104,8 +114,8 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
-        x = x + self.self_attn(x, self.input_layernorm, tables, plan, cache)
-        return x + self.mlp(x, self.post_attention_layernorm)
+        x = x + self.self_attn(Normed(x, self.input_layernorm), tables, plan, cache)  # [B, T, H]
+        return x + self.mlp(Normed(x, self.post_attention_layernorm))
 
 
 class Body(nn.Module):
@@ -142,8 +152,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """N(0, initializer_range); what writes to the residual stream scaled by 1/sqrt(2 * layers); norms
-        1.
+        """N(0, initializer_range); what writes to the residual stream scaled by 1/sqrt(2 * layers); norms 1.
 
         Deterministic in ``seed``, the same on every device, and without touching the global random state.
         """
@@ -176,10 +185,10 @@ class Transformer(nn.Module):
         else:
             dtype, head_dim = self.output_weight.dtype, self.config.head_dim
             plan = attention.plan(document_ids, self.attention_backend, dtype, head_dim)
-            positions = torch.arange(length, device=input_ids.device)[None]
+            positions = torch.arange(length, device=input_ids.device)[None]  # [1, T]
         positions = positions if position_ids is None else position_ids
-        tables = rope_tables(positions, self.config.head_dim, self.config.rope_theta)
-        x = self.model.embed_tokens(input_ids)
+        tables = rope_tables(positions, self.config.head_dim, self.config.rope_theta)  # two [B or 1, T, 1, D]
+        x = self.model.embed_tokens(input_ids)  # [B, T, H]
         for layer in self.model.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, tables, plan, cache, use_reentrant=False)
@@ -206,7 +215,7 @@ class Transformer(nn.Module):
         (default: 0 .. T-1, or the cache's next positions). ``document_ids`` [B, T]: tokens attend causally
         within a run of equal ids (default: one document a row); not used with ``cache``.
         """
-        hidden = self.hidden_states(input_ids, position_ids, document_ids, cache)
+        hidden = self.hidden_states(input_ids, position_ids, document_ids, cache)  # [B, T, H]
         if labels is not None and by_row:
             return cross_entropy_by_row(hidden, self.output_weight, labels)
         if labels is not None:
@@ -225,12 +234,10 @@ class Transformer(nn.Module):
         return KVCache(shape, self.config.num_hidden_layers, weight.dtype, weight.device, starts)
 
     def flops_per_token(self, length: int) -> float:
-        """Training FLOPs of one token in a document of ``length``: 6 x parameters + 6 x layers x heads x D
-        x length.
+        """Training FLOPs of one token in a document of ``length``: 6 x parameters + 6 x layers x heads x D x length.
 
-        Convention: backward counts twice the forward, a multiply-add counts 2, recomputation does not
-        count, and only the causal half of attention does. An untied input embedding is a look-up, not a
-        product. 26M at 512: 1.68e8.
+        Convention: backward counts twice the forward, a multiply-add counts 2, recomputation does not count, and only
+        the causal half of attention does. An untied input embedding is a look-up, not a product. 26M at 512: 1.68e8.
         """
         config = self.config
         lookup = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size

@@ -89,7 +89,7 @@ class RunSummary:
     resumed_step: int | None = None
     store: str | None = None  # the training store and the seed: with them `minimind samples` finds a step's lines
     seed: int | None = None
-    sources: list[dict[str, Any]] | None = None  # weighted sources: Mixture.describe()
+    sources: list[dict[str, Any]] | None = None  # weighted sources: Mixture.records()
     eval_remark: str | None = None  # how often it evaluates and why, if it chose that and it is not the usual
     data: str | None = None  # where the training documents come from
     held_out: str | None = None  # and the held-out ones

@@ -1,8 +1,7 @@
 """The statistics behind `minimind check`: what is in these files, how it would train, and each bad line.
 
-Contract: every file is read to its end with the same code that prepares it, so what `check` counts is what a
-store holds. A file that can't be read as a whole is part of the report, not the end of it. Memory: a few
-numbers a document.
+Contract: every file is read to its end with the same code that prepares it, so what `check` counts is what a store
+holds. A file that can't be read as a whole is part of the report, not the end of it. Memory: a few numbers a document.
 
 Known weakness: one thread. On large corpora it runs at about a third of the speed of `prepare`.
 """

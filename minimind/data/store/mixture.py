@@ -63,7 +63,7 @@ class Mixture:
     @property
     def epoch_tokens(self) -> int:
         """Trainable tokens of an epoch; with fractional weights the mean over epochs, rounded."""
-        shares = zip(self._taken, self._sizes, self.describe(), strict=True)
+        shares = zip(self._taken, self._sizes, self.records(), strict=True)
         return round(sum(taken / size * about["trainable_tokens"] for taken, size, about in shares))
 
     @property
@@ -87,7 +87,7 @@ class Mixture:
         rows = np.concatenate(chosen)
         return rows[shuffled(len(rows), self._seed, number)]
 
-    def describe(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """A plain record of each source: path, weight, files, rows, rows an epoch, and the counts of preparing it."""
         described, first = [], 0
         for part, size, taken in zip(self.parts, self._sizes, self._taken, strict=True):

@@ -68,7 +68,7 @@ def summarize(
         resumed_step=progress.step or None,
         store=str(data.train.path),
         seed=config.seed,
-        sources=batches.mixture.describe() if batches.mixture else None,
+        sources=batches.mixture.records() if batches.mixture else None,
         eval_remark=plan.eval_remark,
         data=_files(config.train_paths) or "the built-in corpus: no --train-file was given",
         held_out=_held_out(config, data),

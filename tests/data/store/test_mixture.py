@@ -71,7 +71,7 @@ def test_a_whole_weight_trains_every_piece_so_many_times(store: TokenStore) -> N
 def test_a_fraction_is_made_up_for_in_later_epochs(store: TokenStore) -> None:
     made = batches(store, 1, 0.5)
     assert len(times(trained(made, 1), first=False)) == 1
-    rows = made.mixture.describe()[1]["rows"] if made.mixture else 0
+    rows = made.mixture.records()[1]["rows"] if made.mixture else 0
     after_two = trained(made, 2)
     assert times(after_two, first=True) == {2}
     # an odd number of rows: half of it is rounded, so at most one row comes a second time or not yet
@@ -122,7 +122,7 @@ def test_the_order_depends_on_seed_and_epoch_only(store: TokenStore) -> None:
 
 def test_counts_of_each_source(store: TokenStore) -> None:
     mixture = Mixture(store, parts(2, 0.5), ROW, 0)
-    first, second = mixture.describe()
+    first, second = mixture.records()
     assert (first["path"], first["weight"], first["files"], second["files"]) == ("ab", 2, 2, 1)
     assert (first["documents"], second["documents"]) == (90, 45)
     assert (first["records"], first["rejected"]) == (92, 2)
@@ -144,7 +144,7 @@ def test_files_that_are_not_those_of_the_sources_are_refused(store: TokenStore) 
 @given(weight=st.floats(0.001, 5), epochs=st.integers(1, 4))
 def test_no_row_is_ever_two_passes_ahead_of_another(store: TokenStore, weight: float, epochs: int) -> None:
     mixture = Mixture(store, parts(weight, 1), ROW, 7)
-    about = mixture.describe()[0]
+    about = mixture.records()[0]
     seen = np.concatenate([mixture.epoch(number) for number in range(epochs)])
     counts = np.bincount(seen[seen < about["rows"]], minlength=about["rows"])
     assert counts.max() - counts.min() <= 1
