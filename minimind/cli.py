@@ -44,6 +44,9 @@ app = typer.Typer(
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Llama directory, .pth")]
+ModelTokenizer = Annotated[
+    Path | None, typer.Option(help="directory or .model file; default: the one beside the model")
+]
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
 _LIMITS: dict[str, Any] = {
@@ -268,11 +271,12 @@ def evaluate(
     *,
     reading: ReadingOptions,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Held-out loss, perplexity and bits per byte."""
     from minimind.commands.models import evaluate_file
 
-    result = evaluate_file(model, file, kind, max_seq_length, batch_size, reading=reading)
+    result = evaluate_file(model, file, kind, max_seq_length, batch_size, reading=reading, tokenizer_path=tokenizer)
     _show(result) if as_json else _table(result)
 
 
@@ -285,12 +289,14 @@ def generate(
     top_p: TopP = TEXT_TOP_P,
     top_k: TopK = 0,
     seed: Seed = 0,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Go on from a text, printed as it is made."""
     from minimind.inference.sampling import Sampling
     from minimind.inference.terminal import continue_text
 
-    continue_text(model, prompt, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
+    continue_text(model, prompt, sampling, tokenizer_path=tokenizer)
 
 
 @app.command()
@@ -302,12 +308,14 @@ def chat(
     top_p: TopP = CHAT_TOP_P,
     top_k: TopK = 0,
     seed: Seed = 0,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Talk with a model: /reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
     from minimind.inference.sampling import Sampling
     from minimind.inference.terminal import chat_loop
 
-    chat_loop(model, system, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
+    chat_loop(model, system, sampling, tokenizer_path=tokenizer)
 
 
 @app.command()
@@ -333,11 +341,12 @@ def serve(
     max_body: Annotated[
         int | None, typer.Option(min=1024, metavar="BYTES", help="of a request at most; default: 1 MiB")
     ] = None,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface, with a chat page, until Ctrl-C (docs/serving.md)."""
     from minimind.inference.server import serve as serve_model
 
-    serve_model(model, host, port, api_key, max_body)
+    serve_model(model, host, port, api_key, max_body, tokenizer=tokenizer)
 
 
 @app.command()
@@ -348,11 +357,12 @@ def export(
         ExportFormat, typer.Option(help="hf: Hugging Face Llama, safetensors; pth: MiniMind's own; gguf: llama.cpp")
     ] = "hf",
     dtype: Annotated[GgufDtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Write a model for other programs."""
     from minimind.commands.models import export_model
 
-    say(export_model(model, output, format, dtype))
+    say(export_model(model, output, format, dtype, tokenizer))
 
 
 @app.command()

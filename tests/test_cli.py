@@ -268,3 +268,27 @@ def test_train_tokenizer_and_evaluate_read_files_as_told(
     assert run("evaluate", "model", "--file", file, "--encoding", "gb18030", *more) == 0
     expected = ReadingOptions(format="text", encoding="gb18030", skip_bad=True, max_bad_ratio=0.5, allow_special=True)
     assert seen == {"reading": expected}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "--file", "f.jsonl"],
+        ["generate", "--prompt", "river"],
+        ["chat"],
+        ["serve", "--port", "0"],
+        ["export", "--output", "out"],
+        ["export", "--output", "out", "--format", "pth"],
+        ["export", "--output", "out", "--format", "gguf"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_every_command_that_loads_a_model_takes_a_tokenizer(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(path: Path, *_: object, tokenizer: Path | None = None) -> None:
+        raise UserError(f"{path} with {tokenizer}")
+
+    monkeypatch.setattr("minimind.inference.generation.load_model", load)
+    assert run(words[0], "model", *words[1:], "--tokenizer", "other.model") == 2
+    assert "model with other.model" in capsys.readouterr().err

@@ -47,10 +47,11 @@ def evaluate_file(
     batch_size: int,
     *,
     reading: ReadingOptions = BY_CONTENT,
+    tokenizer_path: Path | None = None,
 ) -> dict[str, Any]:
     """Loss (nats per trainable token), perplexity and bits per byte of the model at `path` on `files`.
 
-    `kind` None goes by the first record. Raises UserError for a missing model or a bad file.
+    `kind` None goes by the first record; `tokenizer_path` None takes the one beside the model. Raises UserError for a missing model or a bad file.
     """
     import torch
 
@@ -62,7 +63,7 @@ def evaluate_file(
     from minimind.training.values import perplexity
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer = load_model(path, str(device))
+    model, tokenizer = load_model(path, str(device), tokenizer=tokenizer_path)
     store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length, reading=reading))
     batches = SequentialBatches(store, max_seq_length, batch_size, rank=0, world_size=1)
     result = evaluate(model, batches, device, 0, store.num_bytes if store.kind == "pretrain" else None)
@@ -74,17 +75,19 @@ def evaluate_file(
     }
 
 
-def export_hf(path: Path, output: Path) -> Path:
+def export_hf(path: Path, output: Path, tokenizer_path: Path | None = None) -> Path:
     """Write the model at `path` in Hugging Face layout; returns the directory. Raises UserError if there is none."""
     from minimind.inference.generation import load_model
     from minimind.interop.huggingface import save_pretrained
 
-    model, tokenizer = load_model(path, "cpu")
+    model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
     save_pretrained(model.state_dict(), model.config, tokenizer, output)
     return output
 
 
-def export_model(path: Path, output: Path, format: ExportFormat, dtype: GgufDtype | None) -> Path:
+def export_model(
+    path: Path, output: Path, format: ExportFormat, dtype: GgufDtype | None, tokenizer_path: Path | None = None
+) -> Path:
     """Write the model at `path` as `format` (hf, pth or gguf); what was written: a directory for hf, else a file.
 
     `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of a gguf's weights, f16 if
@@ -97,18 +100,20 @@ def export_model(path: Path, output: Path, format: ExportFormat, dtype: GgufDtyp
             else "--dtype is for --format gguf: MiniMind's .pth is f16"
         )
     if format == "hf":
-        return export_hf(path, output)
+        return export_hf(path, output, tokenizer_path)
     file = output if output.suffix == f".{format}" else output / f"model.{format}"
-    return export_pth(path, file) if format == "pth" else export_gguf(path, file, dtype or "f16")
+    if format == "pth":
+        return export_pth(path, file, tokenizer_path)
+    return export_gguf(path, file, dtype or "f16", tokenizer_path)
 
 
-def export_pth(path: Path, file: Path) -> Path:
+def export_pth(path: Path, file: Path, tokenizer_path: Path | None = None) -> Path:
     """Write MiniMind's own weight file, and beside it the tokenizer, which loading it here needs."""
     from minimind.inference.generation import load_model
     from minimind.interop.upstream import check_exportable, save_pth
     from minimind.text.tokenizer import FILE_NAME
 
-    model, tokenizer = load_model(path, "cpu")
+    model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
     check_exportable(model.state_dict(), model.config, path)
     beside = _directory_of(file) / FILE_NAME
     if os.path.lexists(beside) and read_named(beside) != tokenizer.model_bytes:
@@ -118,13 +123,13 @@ def export_pth(path: Path, file: Path) -> Path:
     return file
 
 
-def export_gguf(path: Path, file: Path, dtype: GgufDtype) -> Path:
+def export_gguf(path: Path, file: Path, dtype: GgufDtype, tokenizer_path: Path | None = None) -> Path:
     """Write a GGUF file for llama.cpp."""
     from minimind.inference.generation import load_model
     from minimind.inference.server import model_name
     from minimind.interop.gguf import save_gguf
 
-    model, tokenizer = load_model(path, "cpu")
+    model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
     _directory_of(file)
     save_gguf(model.state_dict(), model.config, tokenizer, file, dtype, model_name(path))
     return file

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from minimind.text.tokenizer import Tokenizer
 
 
-def continue_text(path: Path, prompt: str, sampling: Sampling, out: TextIO | None = None) -> None:
+def continue_text(
+    path: Path, prompt: str, sampling: Sampling, out: TextIO | None = None, tokenizer_path: Path | None = None
+) -> None:
     """Print `prompt` and what the model makes of it. Raises UserError for a path without a model."""
     to = Shown(out or sys.stdout)
-    model, tokenizer = _load(path)
+    model, tokenizer = _load(path, tokenizer_path)
     prompt_ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     limit = model.config.max_position_embeddings
     if len(prompt_ids) >= limit:
@@ -37,13 +39,19 @@ def continue_text(path: Path, prompt: str, sampling: Sampling, out: TextIO | Non
 
 
 def chat_loop(
-    path: Path, system: str | None, sampling: Sampling, ask: Callable[[str], str] = input, out: TextIO | None = None
+    path: Path,
+    system: str | None,
+    sampling: Sampling,
+    ask: Callable[[str], str] = input,
+    out: TextIO | None = None,
+    *,
+    tokenizer_path: Path | None = None,
 ) -> None:
     """Talk until /exit or the end of input. Raises UserError for a path without a model."""
     from minimind.text.chat import Turn
 
     to = Shown(out or sys.stdout)
-    model, tokenizer = _load(path)
+    model, tokenizer = _load(path, tokenizer_path)
     start = [Turn("system", system)] if system else []
     turns = list(start)
     to.write(f"{path}: {model.config.num_parameters():,} parameters. /reset starts over, /exit ends.\n")
@@ -111,9 +119,9 @@ def _question(ask: Callable[[str], str]) -> str | None:
     return None if text in ("/exit", "/quit") else text
 
 
-def _load(path: Path) -> tuple[Transformer, Tokenizer]:
+def _load(path: Path, tokenizer: Path | None) -> tuple[Transformer, Tokenizer]:
     import torch
 
     from minimind.inference.generation import load_model
 
-    return load_model(path, "cuda" if torch.cuda.is_available() else "cpu")
+    return load_model(path, "cuda" if torch.cuda.is_available() else "cpu", tokenizer=tokenizer)

@@ -16,9 +16,9 @@ from minimind.inference.decoding import (
     Norm,
     Packed,
     decode_step,
+    fastest_product,
     half_exponent,
     laid_out,
-    product,
 )
 from minimind.inference.generation import Sampling, generate
 from minimind.model.transformer import KVCache, ModelConfig, RMSNorm, Transformer
@@ -117,7 +117,7 @@ def test_products_round_their_sums_only(rows: int) -> None:
     x = torch.randn(rows, 512, generator=generator)
     weight = torch.randn(96, 512, generator=generator) * 0.05
     for w, form in ((weight, Packed), (weight.bfloat16().float(), HeldInHalf)):
-        by = product(w[:32], w[32:])
+        by = fastest_product(w[:32], w[32:])
         assert isinstance(by, form)
         error = (by(x) * by.scale).double() - x.double() @ w.double().t()
         assert (error.abs() <= 16 * 2.0**-24 * (x.abs() @ w.abs().t())).all()

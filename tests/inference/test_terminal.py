@@ -49,7 +49,7 @@ class Speaker:
 
 def use(monkeypatch: pytest.MonkeyPatch, speaker: Speaker, model: Model | None = None) -> None:
     monkeypatch.setitem(sys.modules, "minimind.inference.generation", speaker)  # type: ignore[arg-type]
-    monkeypatch.setattr(terminal, "_load", lambda path: (model or Model(), speaker.tokenizer))
+    monkeypatch.setattr(terminal, "_load", lambda path, tokenizer: (model or Model(), speaker.tokenizer))
 
 
 def talk(*lines: str | BaseException) -> Any:
