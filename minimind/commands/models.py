@@ -51,7 +51,8 @@ def evaluate_file(
 ) -> dict[str, Any]:
     """Loss (nats per trainable token), perplexity and bits per byte of the model at `path` on `files`.
 
-    `kind` None goes by the first record; `tokenizer_path` None takes the one beside the model. Raises UserError for a missing model or a bad file.
+    `kind` None goes by the first record; `tokenizer_path` None takes the one beside the model. Raises UserError for a
+    missing model or a bad file.
     """
     import torch
 

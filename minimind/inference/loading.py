@@ -133,8 +133,8 @@ def _refuse_another(loaded: Tokenizer, source: Path, beside: Path) -> None:
         known = Tokenizer.load(beside).fingerprint
     if known is not None and known != loaded.fingerprint:
         raise UserError(
-            f"{loaded.path}: not the tokenizer that {source} was trained with (its SHA-256 is {loaded.fingerprint[:12]}..., "
-            f"that one's {known[:12]}...): its ids mean other pieces; give that one"
+            f"{loaded.path}: not the tokenizer that {source} was trained with (SHA-256 "
+            f"{loaded.fingerprint[:12]}... instead of {known[:12]}...): its ids mean other pieces; give that one"
         )
 
 
