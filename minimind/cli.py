@@ -44,9 +44,7 @@ app = typer.Typer(
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Llama directory, .pth")]
-ModelTokenizer = Annotated[
-    Path | None, typer.Option(help="directory or .model file; default: beside the model")
-]
+ModelTokenizer = Annotated[Path | None, typer.Option(help="directory or .model file; default: beside the model")]
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
 _LIMITS: dict[str, Any] = {

@@ -267,7 +267,7 @@ def test_train_tokenizer_and_evaluate_read_files_as_told(
     more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special")
     assert run("evaluate", "model", "--file", file, "--encoding", "gb18030", *more) == 0
     expected = ReadingOptions(format="text", encoding="gb18030", skip_bad=True, max_bad_ratio=0.5, allow_special=True)
-    assert seen == {"reading": expected}
+    assert seen == {"reading": expected, "tokenizer_path": None}
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,8 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(
     exported: Path, model: Transformer, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """As large as the model's or smaller, given or lying beside the weights: its ids would mean other pieces."""
-    others = [
-        train_tokenizer([f"{n} {t[::-1]}" for n, t in enumerate(TEXTS)], tmp_path / f"{k}", k) for k in (290, 300)
-    ]
+    backwards = [text[::-1] for text in TEXTS]
+    others = [train_tokenizer(backwards, tmp_path / str(size), size) for size in (295, 300)]
     run = checkpoint(tmp_path / "stopped", model, tokenizer).parents[1]
     (run / "tokenizer.model").write_bytes(tokenizer.model_bytes)
     for other in others:
