@@ -54,7 +54,7 @@ coverage:
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy minimind
+	$(BIN)/mypy
 
 ifeq ($(filter --list,$(MUTANTS)),)
 mutants: $(STAMP)

@@ -125,6 +125,7 @@ def measure(job: Any, every: int) -> Costs:
     save = loop.save
     with tempfile.TemporaryDirectory() as directory:
         run = side_ours.make_run(job, Path(directory))  # switches saving off ...
+        assert run.data.held_out is not None  # the job names one
         costs = Costs(run.batches.rows_per_step * job.row_length, run.data.held_out.num_predictions)
         loop.save = timed(save, costs.saves)  # ... here it is wanted
         loop.evaluate_now = timed(loop.evaluate_now, costs.evaluations)

@@ -102,7 +102,9 @@ def _engine(config: RunConfig, source: Path) -> tuple[Engine, Callable[[], objec
     data = setup.prepare_data(Control(), "pretrain", config)
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches, held_out=None)
-    engine = builder.build_engine(builder.new_model(config), resolved, plan.schedule.factor, config, plan.total_steps)
+    engine = builder.build_engine(
+        builder.new_model(config, resolved), resolved, plan.schedule.factor, config, plan.total_steps
+    )
     steps = iter(range(plan.total_steps))
     step = lambda: train_step(engine, list(batches.micro_batches(next(steps), 0)))  # noqa: E731
     return engine, step, plan.save_steps

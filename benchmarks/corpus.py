@@ -52,7 +52,7 @@ def make_corpus(data: Path, vocab_size: int, row_length: int = 512, held_out_kil
 
 def _made_in(directory: Path, files: Sequence[Path], vocab_size: int, row_length: int, held_out_bytes: int) -> Corpus:
     """What is not in ``directory`` yet is made there; nobody else does so at the same time."""
-    parts = [directory / "train.jsonl", directory / "held.jsonl"]
+    parts = (directory / "train.jsonl", directory / "held.jsonl")
     if not parts[1].exists():
         _split(files, *parts, held_out_bytes)
     tokenizer = directory / "tokenizer" / "tokenizer.model"

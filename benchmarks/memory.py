@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -25,7 +26,7 @@ from benchmarks.figures import machine, markdown, write_json
 from benchmarks.workers import Job, Worker
 from minimind.commands.plan import RESERVE, parse_bytes
 
-FORMS = {
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours": ("ours", {}),
     "ours, checkpointing": ("ours", {"settings": {"gradient_checkpointing": True}}),
     "Hugging Face Trainer": ("hf", {"documents": "rows"}),

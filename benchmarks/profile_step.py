@@ -78,7 +78,9 @@ def build(options: argparse.Namespace) -> tuple[RunConfig, Engine, Batches]:
     start_processes(config.emulate_fp16)
     data = setup.prepare_data(Control(), "pretrain", config)
     batches = setup.make_batches(data, config, resolved)
-    engine = builder.build_engine(builder.new_model(config), resolved, lambda step: 1.0, config, total_steps=10**6)
+    engine = builder.build_engine(
+        builder.new_model(config, resolved), resolved, lambda step: 1.0, config, total_steps=10**6
+    )
     return config, engine, batches
 
 

@@ -96,9 +96,11 @@ def make_run(job: Job, directory: Path) -> loop.Run:
     batches = setup.make_batches(data, config, resolved)
     plan = setup.plan_steps(config, batches, held_out=None)
     resolved = resolved.with_total_steps(plan.total_steps, config)
-    engine = builder.build_engine(builder.new_model(config), resolved, plan.schedule.factor, config, plan.total_steps)
+    engine = builder.build_engine(
+        builder.new_model(config, resolved), resolved, plan.schedule.factor, config, plan.total_steps
+    )
     metrics = Metrics(directory, engine.rank, config, plan.total_steps)
-    loop.save = lambda run, best=False: None  # type: ignore[assignment]
+    loop.save = lambda run, best=False: None
     plan = replace(plan, save_steps=2**62, save_by_time=False)
     saver = Saver(engine, Control("saving"), directory, keep=1, protected=set())
     return loop.Run(config, data, batches, plan, engine, metrics, Progress(), StopRequest(), directory, {}, saver)

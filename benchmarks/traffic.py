@@ -25,6 +25,8 @@ FULL = {
     "all_gather": ("tensor_list", 0),
     "all_gather_into_tensor": ("output_tensor", 0),
     "reduce_scatter_tensor": ("input", 1),
+    "all_gather_single": ("output_tensor", 0),
+    "reduce_scatter_single": ("input", 1),
     "reduce_scatter": ("input_list", 1),
     "all_to_all_single": ("input", 1),
 }
@@ -74,7 +76,7 @@ def ring_bytes(name: str, payload: float, ranks: int) -> float:
 def counting() -> Iterator[Traffic]:
     """Count this process's collectives while the block runs."""
     traffic = Traffic()
-    originals = {name: getattr(dist, name) for name in FULL}
+    originals = {name: getattr(dist, name) for name in FULL if hasattr(dist, name)}
     for name, original in originals.items():
         setattr(dist, name, _counted(traffic, name, original))
     backend = _deepspeed_backend()

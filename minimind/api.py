@@ -166,8 +166,9 @@ def _handlers_put_back() -> Iterator[None]:
 def read(files: str | Path | Sequence[str | Path], kind: Kind | None = None, **reading: Any) -> Iterator[Document]:
     """Every document in ``files`` (files, directories, globs), in order and one at a time, as the trainer reads them.
 
-    ``kind`` None takes texts and conversations. ``reading``: ``format``, ``text_field``, ``map`` and ``encoding`` as on
-    the command line. Raises UserError with file:line and the reason at the first record that can't be used.
+    ``kind`` None takes texts and conversations. ``reading``: ``format``, ``text_field``, ``map``, ``encoding`` and
+    ``reasoning`` as on the command line. Raises UserError with file:line and the reason at the first record that can't
+    be used.
     """
     import tempfile
 
@@ -179,7 +180,7 @@ def read(files: str | Path | Sequence[str | Path], kind: Kind | None = None, **r
     paths = [files] if isinstance(files, (str, Path)) else list(files)
     with tempfile.TemporaryDirectory() as spool:
         for source in expand(paths, Path(spool))[0]:
-            for chunk in read_chunks(source, options.format, options.encoding):
+            for chunk in read_chunks(source, options.format, options.encoding, options.fields.columns):
                 for record in chunk.records():
                     found = document_of(record, kind, options.fields)
                     if isinstance(found, Reject):

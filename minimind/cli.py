@@ -25,9 +25,9 @@ from minimind.base.defaults import (
     TEXT_TOKENS,
     TEXT_TOP_P,
     VOCABULARY,
-    ExportFormat,
     GgufDtype,
     Kind,
+    Reasoning,
 )
 from minimind.base.display import complain, console, say, show_tracebacks
 from minimind.base.errors import UserError
@@ -63,7 +63,9 @@ _READING: dict[str, Any] = {
     "allow_special": Annotated[
         bool, typer.Option("--allow-special", help="texts were written with <|im_start|> and <|im_end|>, or <s>")
     ],
+    "reasoning": Annotated[Reasoning, typer.Option(help="of answers that bring their reasoning: train it, or drop it")],
 }
+Strict = Annotated[bool, typer.Option("--strict", help="a key of the JSON that is not used is an error")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="override a setting of the YAML")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="sample from the likeliest tokens of this total")]
@@ -214,16 +216,20 @@ def prepare(
 
 @app.command()
 def plan(
-    deepspeed_config: Annotated[Path, typer.Option("--deepspeed_config", "--deepspeed-config", help="DeepSpeed JSON")],
+    deepspeed_config: Annotated[
+        Path | None,
+        typer.Option("--deepspeed_config", "--deepspeed-config", help="DeepSpeed JSON; default: the YAML's"),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML of the run")] = None,
     device_memory: Annotated[str | None, typer.Option(help="24GiB; default: this machine's device")] = None,
     num_gpus: Annotated[int, typer.Option(min=1, help="ranks")] = 1,
+    strict: Strict = False,
     overrides: Set = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Memory, steps and time of a run before it starts. Exit code 1 if it would not fit."""
     from minimind.commands.plan import run_plan
 
-    _exit(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus))
+    _exit(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus, strict))
 
 
 @app.command()
@@ -238,13 +244,24 @@ def doctor(
     launch: Annotated[
         str, typer.Option(help='check these words of `minimind launch` too: "--include localhost:0,1"')
     ] = "",
+    strict: Strict = False,
 ) -> None:
     """Check versions, accelerator, compiler, disk, and a configuration. Exit code 1 if something is missing."""
     import shlex
 
     from minimind.commands.doctor import run_doctor
 
-    _exit(run_doctor(deepspeed_config, config, overrides, num_gpus, output_dir, shlex.split(launch)))
+    _exit(
+        run_doctor(
+            deepspeed_config,
+            config,
+            overrides,
+            num_gpus=num_gpus,
+            output_dir=output_dir,
+            words=shlex.split(launch),
+            strict=strict,
+        )
+    )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -352,7 +369,7 @@ def export(
     model: Model,
     output: Annotated[Path, typer.Option(help="directory; for pth and gguf also a file name")],
     format: Annotated[
-        ExportFormat, typer.Option(help="hf: Hugging Face Llama, safetensors; pth: MiniMind's own; gguf: llama.cpp")
+        str, typer.Option(metavar="hf|pth|gguf", help="hf: Hugging Face Llama; pth: MiniMind's own; gguf: llama.cpp")
     ] = "hf",
     dtype: Annotated[GgufDtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
     tokenizer: ModelTokenizer = None,

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from minimind.base.launcher import deepspeed_command
+from minimind.inference.loading import load_model
 from minimind.training.record.file import read_metrics
 from minimind.training.run.arguments import parse
 from minimind.training.run.main import run
@@ -70,7 +72,8 @@ def test_two_ranks_through_the_launcher_train_as_one_process_does(files: dict[st
 def every_config(files: dict[str, Path], out: Path) -> dict[str, int]:
     codes = {}
     for name in CONFIGS:
-        words = arguments(name, files, out / name, "--max-steps", "2", "--set", "save_steps=1")
+        words = arguments(name, files, out / name, "--max-steps", "2", "--set", "save_steps=1", "--set", "eval_steps=1")
+        words += ["--eval-file", str(files["pretrain"])]
         codes[name] = run("pretrain", parse("pretrain", words))
     return codes
 
@@ -81,6 +84,11 @@ def test_every_shipped_json_runs_on_two_ranks(files: dict[str, Path], tmp_path: 
     assert first == second == dict.fromkeys(CONFIGS, 0)
     for name in CONFIGS:
         assert steps(tmp_path / name) == [1, 2], name
+        exported, saved = (load_model(tmp_path / name / part)[0] for part in ("final", "checkpoints/step-00000002"))
+        weights = exported.state_dict()
+        assert all(torch.equal(value, weights[key]) for key, value in saved.state_dict().items()), name
+        lines = [line for line in read_metrics(tmp_path / name / "metrics.jsonl") if line["kind"] == "eval"]
+        assert [line["step"] for line in lines] == [1, 2], name
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[1]
 SWITCHES = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 RUN = "tests/training/run/test_main.py::test_every_shipped_json_runs_and_resumes_bitwise"
 CHOSEN = [
-    *(f"tests/test_{name}.py" for name in ("ops", "attention", "attention_blocks", "loss", "recompute", "plan")),
+    *(f"tests/model/test_{name}.py" for name in ("ops", "attention", "loss")),
+    *(f"tests/model/cpu/test_{name}.py" for name in ("blocks", "recompute")),
+    "tests/commands/test_plan.py",
     *(f"tests/inference/test_{name}.py" for name in ("decoding", "generation")),
     f"{RUN}[bf16.json]",
     f"{RUN}[fp32.json]",

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
-FILES = [f"tests/data/test_{name}.py" for name in ("packing", "texts", "mixture")]
+FILES = [f"tests/data/{name}.py" for name in ("store/test_packing", "records/test_texts", "store/test_mixture")]
 
 
 def collected(*options: str) -> tuple[list[str], str]:

@@ -20,7 +20,10 @@ from minimind.training.run.arguments import parse
 
 ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
-PAGES = [*READMES, *sorted((ROOT / "docs").glob("*.md"))]
+COMPARISONS = [ROOT / "docs" / "comparison.md", ROOT / "docs" / "comparison.zh.md"]
+AT_THE_ROOT = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+PAGES = [*READMES, *AT_THE_ROOT, *sorted((ROOT / "docs").glob("*.md"))]
+LONGEST = 200  # characters of a line of prose
 CONFIGS = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ds_configs").glob("*.json")}
 TRANSCRIPT = re.compile(r"<!-- transcript:begin -->\n(.*?)\n<!-- transcript:end -->", re.DOTALL)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -94,20 +97,59 @@ def test_every_command_of_minimind_is_named() -> None:
         assert {words[1] for words in commands(page, "minimind")} == set(group.commands)
 
 
-def test_both_readmes_have_the_same_commands_in_the_same_order() -> None:
-    english, chinese = READMES
+@pytest.mark.parametrize("pages", [READMES, COMPARISONS], ids=["README", "comparison"])
+def test_both_languages_have_the_same_commands_in_the_same_order(pages: list[Path]) -> None:
+    english, chinese = pages
     assert shell_lines(english) == shell_lines(chinese)
     assert spans(english) == spans(chinese)
 
 
-def test_both_readmes_have_the_same_shape_and_transcript() -> None:
-    english, chinese = (page.read_text(encoding="utf-8") for page in READMES)
+@pytest.mark.parametrize("pages", [READMES, COMPARISONS], ids=["README", "comparison"])
+def test_both_languages_have_the_same_shape(pages: list[Path]) -> None:
+    english, chinese = (page.read_text(encoding="utf-8") for page in pages)
     for pattern in (r"^(#+) ", r"^(- )", r"^(\|)", r"\]\(([^)#]+)\)"):
-        ours = [hit for hit in re.findall(pattern, english, re.MULTILINE) if "README" not in hit]
-        theirs = [hit for hit in re.findall(pattern, chinese, re.MULTILINE) if "README" not in hit]
+        ours, theirs = (
+            [hit.replace(".zh.md", ".md") for hit in re.findall(pattern, text, re.MULTILINE)]
+            for text in (english, chinese)
+        )
         assert sorted(ours) == sorted(theirs), pattern
-    assert TRANSCRIPT.findall(english) == TRANSCRIPT.findall(chinese)
-    assert len(TRANSCRIPT.findall(english)) == 1
+
+
+def test_both_readmes_show_a_dozen_lines_of_the_transcript() -> None:
+    """The transcript itself, of a real run, is in docs/demo.md."""
+    (whole,) = TRANSCRIPT.findall((ROOT / "docs" / "demo.md").read_text(encoding="utf-8"))
+    (english,), (chinese,) = (TRANSCRIPT.findall(page.read_text(encoding="utf-8")) for page in READMES)
+    assert english == chinese and len(english.splitlines()) <= 14
+    rest = iter(whole.splitlines())
+    assert [line for line in english.splitlines() if line != "..." and line not in rest] == []  # and in that order
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda page: page.name)
+def test_every_page_is_named(readme: Path) -> None:
+    """In the reader's language where there is one; the trials' page is a part of docs/LOG.md."""
+    text = readme.read_text(encoding="utf-8")
+    own = [page for page in PAGES if page not in READMES and page.suffixes == [".md"] and "trials" not in page.stem]
+    names = [page.relative_to(ROOT).as_posix() for page in own]
+    assert [n for n in names if f"]({n})" not in text and f"]({n.replace('.md', '.zh.md')})" not in text] == []
+
+
+def test_what_is_pinned_twice_is_pinned_to_one_version() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    (hook,) = re.findall(r"ruff-pre-commit\n    rev: v(\S+)", hooks)
+    assert f"\nruff=={hook}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_of_prose_is_endless(page: Path) -> None:
+    lines = FENCE.sub("", prose(page)).splitlines()
+    assert [line for line in lines if len(line) > LONGEST and not line.startswith(("|", "    "))] == []
+
+
+@pytest.mark.parametrize("page", COMPARISONS, ids=lambda page: page.name)
+def test_every_line_of_the_comparison_has_its_proof(page: Path) -> None:
+    rows = re.findall(r"^\| .*\|$", page.read_text(encoding="utf-8"), re.MULTILINE)[1:]
+    assert len(rows) >= 16
+    assert [row for row in rows if not re.search(r"`tests/[\w/]+\.py::\w+`", row)] == []
 
 
 @pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
@@ -138,7 +180,8 @@ def test_every_test_named_as_proof_exists(page: Path) -> None:
 
 def test_the_pip_lines_are_the_makefiles() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    recipe = [line.split("$(PIP) ")[1] for line in makefile.splitlines() if line.startswith("\t$(PIP) ")]
+    (setup,) = re.findall(r"^\$\(STAMP\): .*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    recipe = [line.split("$(PIP) ")[1] for line in setup.splitlines() if line.startswith("\t$(PIP) ")]
     extras = re.findall(r"^EXTRAS \?= (.+)$", makefile, re.MULTILINE)[0]
     wanted = [f"pip install -c constraints.txt {line.replace('$(EXTRAS)', extras)}" for line in recipe]
     assert [line for line in shell_lines(READMES[0]) if line.startswith("pip ")] == wanted

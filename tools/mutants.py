@@ -48,13 +48,14 @@ TRAINING = {
     "engine",
     "loop",
     "recorder",
-    "checkpoints",
-    "saver",
+    "directory",
+    "writer",
     "snapshot",
-    "portable",
-    "recovery",
+    "layouts",
+    "ladder",
     "trouble",
-    "health",
+    "monitor",
+    "rules",
 }
 DATA = {"batches", "packing", "store", "encoding", "conversations", "charsets"}
 PACKAGES = {"deepspeed_config", "deepspeed", "inference"}
@@ -62,14 +63,15 @@ PACKAGES = {"deepspeed_config", "deepspeed", "inference"}
 # Tests beside the mirrored ones, by the names of module and test.
 MORE = {
     "loop": ("test_main", "test_cadence", "test_rescue"),
-    "engine": ("test_portable", "test_main"),
+    "engine": ("test_layouts", "test_main"),
     "recorder": ("test_main",),
-    "saver": ("test_main",),
-    "snapshot": ("test_saver",),
-    "checkpoints": ("test_saver", "test_resume"),
+    "writer": ("test_main",),
+    "snapshot": ("test_writer",),
+    "directory": ("test_writer", "test_resume"),
     "trouble": ("test_rescue",),
-    "recovery": ("test_rescue",),
-    "health": ("test_main",),
+    "ladder": ("test_rescue",),
+    "monitor": ("test_main",),
+    "rules": ("test_monitor",),
     "schedule": ("test_engine",),
     "encoding": ("test_prepare",),
     "charsets": ("test_sources", "test_prepare"),
@@ -265,7 +267,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from minimind.data.store.cache import default_cache
+    from minimind.data.store.rooms import default_cache
 
     options = parse(arguments)
     state = options.state or default_cache() / "mutants"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minimind.base.hardware import CHECKOUT
+from minimind.base.shipped import from_here
 
 ONCE = ("--resume", "--dry-run", "--local_rank", "--debug")  # belong to one start, not to the run
 
@@ -23,11 +23,6 @@ ONCE = ("--resume", "--dry-run", "--local_rank", "--debug")  # belong to one sta
 def typed(*words: object) -> str:
     """The words as one line for a shell."""
     return shlex.join(map(str, words))
-
-
-def from_here(path: Path) -> Path:
-    """A file of the checkout: as short as the README writes it where that exists, else the whole path."""
-    return path if path.is_file() else CHECKOUT / path
 
 
 def launcher_words(script: str, ranks: int = 1, usual_ranks: int = 1) -> list[str]:

@@ -12,9 +12,8 @@ from typing import Literal
 
 # What can be chosen by name in the YAML or on the command line
 Kind = Literal["pretrain", "sft"]
-ScheduleKind = Literal["cosine", "wsd", "linear", "constant"]
+Reasoning = Literal["train", "drop"]  # what becomes of an answer's reasoning
 AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
-ExportFormat = Literal["hf", "pth", "gguf"]
 GgufDtype = Literal["f32", "f16", "bf16"]  # of the weights
 
 # Data
@@ -23,10 +22,6 @@ MAX_BAD_RATIO = 0.01  # with --skip-bad
 VOCABULARY = 6400
 IGNORE = -100  # a label that carries no loss
 
-# Peak learning rates by optimizer, as in the shipped JSONs. AdamW's: paired seeds in docs/LOG.md.
-LEARNING_RATES = MappingProxyType({"AdamW": 2e-3, "Adam": 2e-3, "AdamW8bit": 2e-3, "Lion": 2e-4, "Muon": 3e-3})
-# Fine-tuning starts from weights that are good already; MiniMind's practice is a tenth of its own 1e-3.
-SFT_LEARNING_RATES = MappingProxyType({"AdamW": 1e-4, "Adam": 1e-4, "AdamW8bit": 1e-4, "Lion": 1e-5, "Muon": 3e-4})
 MUON_LEARNING_RATES = MappingProxyType({"pretrain": 0.02, "sft": 2e-3})  # muon_lr, of the matrices
 # What else an "auto" in the JSON means when neither the YAML nor the command line sets it
 ENGINE = MappingProxyType(
@@ -57,11 +52,7 @@ CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
 RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"
 RECOVERY, POST_MORTEM, HANG = "recovery.json", "post_mortem.json", "hang"
 MODEL_STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's file with the module's weights, one for all ranks
-
-
-def learning_rate(kind: str, optimizer: str) -> float:
-    """The peak rate of ``optimizer`` (its type as in ``OptimizerSpec``) for "pretrain" or "sft"."""
-    return (SFT_LEARNING_RATES if kind == "sft" else LEARNING_RATES)[optimizer]
+PARTITIONED_STATES = f"zero_pp_rank_0_{MODEL_STATES}"  # of ZeRO stage 3: shapes and counters, one for each rank
 
 
 def loss_chunk(device_type: str, vocab_size: int) -> int:

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minimind.base.cpu import cpu_name
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-CONFIG_DIRECTORY = Path("ds_configs")
+from minimind.base.shipped import CONFIG_DIRECTORY, from_here
 
 
 @dataclass(frozen=True)
@@ -101,22 +99,22 @@ def kind_by_name(source: str) -> str:
 def shipped_config(source: str, kind: str, name: str) -> Path | None:
     """The shipped JSON for ``name`` ("bf16", "fp16_zero2" ...) of the purpose that ``source`` has; None: there is none.
 
-    The path is one that exists from the current directory: beside ``source``, or in the checkout.
+    The path is one that exists from the current directory: beside ``source``, or where the shipped ones are.
     """
     file = f"{purpose_of(source, kind)}{name}.json"
-    places = (Path(source).parent / file, CONFIG_DIRECTORY / file, CHECKOUT / CONFIG_DIRECTORY / file)
+    places = (Path(source).parent / file, from_here(CONFIG_DIRECTORY / file))
     return next((path for path in places if path.is_file()), None)
 
 
 def advised_config(source: str, kind: str, precision: str) -> str:
     """The JSON to name in advice: of the same purpose as ``source``, in ``precision``."""
     path = shipped_config(source, kind, precision)
-    return str(path or CONFIG_DIRECTORY / f"{purpose_of(source, kind)}{precision}.json")
+    return str(path or from_here(CONFIG_DIRECTORY / f"{purpose_of(source, kind)}{precision}.json"))
 
 
 def choose_config(hardware: Hardware | None = None, prefix: str = "") -> tuple[Path, str]:
     """The shipped JSON for ``hardware`` (default: this machine) and the reason, for ``make demo`` and error
-    messages. ``prefix``: "sft_" or "demo_" for the JSONs of that name.
+    messages. ``prefix``: "sft_" or "demo_" for the JSONs of that name. The path exists from the current directory.
     """
     hardware = hardware or detect()
     precision = best_precision(hardware)
@@ -127,4 +125,5 @@ def choose_config(hardware: Hardware | None = None, prefix: str = "") -> tuple[P
         ("cpu", "fp16"): "the CPU has AVX512-FP16 instructions but none for bf16",
         ("cpu", "fp32"): "the CPU multiplies neither bf16 nor fp16 natively: fp32 is the fastest precision on it",
     }
-    return CONFIG_DIRECTORY / f"{prefix}{precision}.json", reasons[hardware.device_type, precision]
+    path = from_here(CONFIG_DIRECTORY / f"{prefix}{precision}.json")
+    return path, reasons[hardware.device_type, precision]

@@ -85,7 +85,7 @@ def deepspeed_command(script: Path, arguments: Sequence[str] = (), num_processes
     """
     launcher = find_launcher()
     if not script.is_file():
-        raise UserError(f"no launch script at {script}: run this from a checkout of the repository")
+        raise UserError(f"no launch script at {script}: this installation is incomplete, install it again")
     count = [] if num_processes is None else ["--num_gpus", str(num_processes)]
     # `python launcher`, because a venv that was moved leaves a dead interpreter in the launcher's first line.
     # --quiet: errors only, not the launcher's dozen lines about its own arguments.

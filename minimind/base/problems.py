@@ -8,14 +8,15 @@ from collections.abc import Iterable, Sequence
 from minimind.base.errors import UserError
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`` (did you mean "x"?)`` for a misspelled name, else nothing.
 
-    Compared without case and separators first, because ``trainBatchSize`` and ``train-batch-size`` are the usual slips.
+    Compared without case and separators first, because ``trainBatchSize`` and ``train-batch-size`` are the
+    usual slips. ``cutoff``: how alike they must be, 0 to 1.
     """
     plain = {key.lower().replace("-", "").replace("_", ""): key for key in known}
     squeezed = name.lower().replace("-", "").replace("_", "")
-    close = difflib.get_close_matches(squeezed, plain, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(squeezed, plain, n=1, cutoff=cutoff)
     return f' (did you mean "{plain[close[0]]}"?)' if close else ""
 
 

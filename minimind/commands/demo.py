@@ -4,8 +4,7 @@ Contract. Each training command is printed before it runs, so that the demo is a
 least `PASS` of the ten held-out questions are answered right, else 1; the exit code of a command that failed is
 passed on.
 
-Known weakness: the launch scripts and JSON configs are taken from the checkout that this package was installed from
-(`pip install -e .`); from a wheel alone the demo says that it needs one.
+The launch scripts and configurations are those of the checkout, or of the installed package: base/shipped.py.
 """
 
 from __future__ import annotations
@@ -25,19 +24,17 @@ from minimind.base.display import console, say
 from minimind.base.errors import UserError
 from minimind.base.files import is_directory, subdirectory
 from minimind.base.launcher import deepspeed_command, printable
+from minimind.base.shipped import from_here
 from minimind.training.checkpoint.directory import PRODUCTS, set_aside
 from minimind.training.record.console import duration
 from minimind.training.record.file import FILE_NAME, read_metrics
 
-ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS, PASS = 10, 7
 
 
 def run_demo(directory: Path) -> int:
-    """Corpus, tokenizer, pretraining, SFT, ten questions; the exit code. Raises UserError without a checkout."""
+    """Corpus, tokenizer, pretraining, SFT, ten questions; the exit code."""
     started = time.monotonic()
-    if not (ROOT / "launch" / "pretrain.py").is_file():
-        raise UserError(f"no launch scripts in {ROOT}: run the demo from a checkout of the repository")
     corpus, tokenizer = _prepare(directory)
     pretrained, tuned = directory / "pretrain", directory / "sft"
     for old in (pretrained, tuned):  # an earlier demo's; its final/ must not pass for this one's
@@ -79,9 +76,9 @@ def _command(
     _say(f"{script} with {config}: {reason}")
     arguments = [
         "--deepspeed_config",
-        str(_in_checkout(config)),
+        str(config),
         "--config",
-        str(_in_checkout(Path("configs") / f"demo_{script}.yaml")),
+        str(from_here(Path("configs") / f"demo_{script}.yaml")),
         "--train-file",
         str(train),
         "--eval-file",
@@ -89,12 +86,7 @@ def _command(
     ]
     arguments += ["--tokenizer", str(tokenizer), "--output-dir", str(output)]
     arguments += ["--model", str(model)] if model else []
-    return deepspeed_command(_in_checkout(Path("launch") / f"{script}.py"), arguments)
-
-
-def _in_checkout(path: Path) -> Path:
-    """The file of the checkout, as short as the README writes it when one stands in the checkout."""
-    return path if Path.cwd() == ROOT else ROOT / path
+    return deepspeed_command(from_here(Path("launch") / f"{script}.py"), arguments)
 
 
 def _run(command: Sequence[str], run_dir: Path) -> int:

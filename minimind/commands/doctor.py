@@ -23,6 +23,7 @@ from minimind.base.hardware import Hardware, choose_config, detect, purpose_of
 from minimind.base.launcher import port_problem
 from minimind.commands.launcher import words as launch_words
 from minimind.config.deepspeed import Resolved, resolve
+from minimind.config.deepspeed.source import chosen_source
 from minimind.config.run import RunConfig, load_run_config
 from minimind.training.engine import build_lock, builds
 from minimind.training.engine.deepspeed_fixes import version_problem
@@ -167,21 +168,26 @@ def check_resolved(resolved: Resolved, run: RunConfig, hardware: Hardware) -> li
 
 
 def check_config(
-    path: Path, config: Path | None, overrides: Sequence[str], world_size: int, hardware: Hardware
+    path: Path | None,
+    config: Path | None,
+    overrides: Sequence[str],
+    world_size: int,
+    hardware: Hardware,
+    strict: bool = False,
 ) -> list[Check]:
     """The config as a run would resolve it: its problems, or the batch explained and its findings."""
-    if not path.is_file():
+    if path is not None and not path.is_file():
         raise UserError(f"{path}: no such DeepSpeed config")
     try:
         run = load_run_config(config, overrides)
-        resolved = resolve(path, run, world_size, hardware, run.emulate_fp16)
+        resolved = resolve(chosen_source(path, run), run, world_size, hardware, run.emulate_fp16, strict=strict)
     except UserError as error:
         lines = [line.removeprefix("  - ") for line in str(error).split("\n")]
         return [Check("config", "bad", line) for line in (lines[1:] or lines)]
     offload = ", optimizer in CPU memory" if resolved.offload else ""
     kind = f"{resolved.precision}, ZeRO stage {resolved.stage}{offload}, {resolved.optimizer.type}"
     checks = [
-        Check("config", "ok", f"{path}: {kind}, clipping {resolved.gradient_clipping:g}"),
+        Check("config", "ok", f"{resolved.source}: {kind}, clipping {resolved.gradient_clipping:g}"),
         Check("batch", "ok", resolved.explain_batch(run.max_seq_length)),
     ]
     return checks + check_resolved(resolved, run, hardware)
@@ -199,6 +205,7 @@ def run_doctor(
     output_dir: Path = Path("runs"),
     words: Sequence[str] = (),
     show: Callable[[str], None] = say,
+    strict: bool = False,
 ) -> int:
     """Print every check; returns 1 if one is bad, else 0. ``words``: options of the launcher to check, too.
 
@@ -209,8 +216,8 @@ def run_doctor(
         hardware = detect()
         checks += [*check_hardware(hardware, deepspeed_config), *check_launch(words or _ranks(num_gpus))]
         checks += [check_compiler(), *check_build_locks(), check_disk(output_dir)]
-        if deepspeed_config is not None:
-            checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware)
+        if deepspeed_config is not None or config is not None:
+            checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware, strict)
     for check in checks:
         advice = f"; {check.advice}" if check.advice else ""
         show(f"{check.status:<5}{check.name:<18}{check.seen}{advice}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from minimind.base.files import read_named, write_bytes_durably
 from minimind.data.records.options import BY_CONTENT, ReadingOptions
 
 if TYPE_CHECKING:
-    from minimind.base.defaults import ExportFormat, GgufDtype, Kind
+    from minimind.base.defaults import GgufDtype, Kind
 
 
 def train_tokenizer_on(
@@ -87,25 +87,26 @@ def export_hf(path: Path, output: Path, tokenizer_path: Path | None = None) -> P
 
 
 def export_model(
-    path: Path, output: Path, format: ExportFormat, dtype: GgufDtype | None, tokenizer_path: Path | None = None
+    path: Path, output: Path, format: str, dtype: GgufDtype | None, tokenizer_path: Path | None = None
 ) -> Path:
-    """Write the model at `path` as `format` (hf, pth or gguf); what was written: a directory for hf, else a file.
+    """Write the model at `path` as `format` (of `EXPORTERS`); what was written: a directory for hf, else a file.
 
     `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of a gguf's weights, f16 if
     None. Raises UserError for a path without a model, and for what the format can't hold.
     """
+    if format not in EXPORTERS:
+        raise UserError(f"--format {format}: not one of {', '.join(EXPORTERS)}")
     if dtype is not None and format != "gguf":
         raise UserError(
-            f"--dtype is for --format gguf: {format} has the model's own"
-            if format == "hf"
-            else "--dtype is for --format gguf: MiniMind's .pth is f16"
+            "--dtype is for --format gguf: MiniMind's .pth is f16"
+            if format == "pth"
+            else f"--dtype is for --format gguf: {format} has the model's own"
         )
-    if format == "hf":
-        return export_hf(path, output, tokenizer_path)
-    file = output if output.suffix == f".{format}" else output / f"model.{format}"
-    if format == "pth":
-        return export_pth(path, file, tokenizer_path)
-    return export_gguf(path, file, dtype or "f16", tokenizer_path)
+    return EXPORTERS[format](path, output, dtype, tokenizer_path)
+
+
+def _file(output: Path, suffix: str) -> Path:
+    return output if output.suffix == suffix else output / f"model{suffix}"
 
 
 def export_pth(path: Path, file: Path, tokenizer_path: Path | None = None) -> Path:
@@ -132,8 +133,16 @@ def export_gguf(path: Path, file: Path, dtype: GgufDtype, tokenizer_path: Path |
 
     model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
     _directory_of(file)
-    save_gguf(model.state_dict(), model.config, tokenizer, file, dtype, model_name(path))
+    save_gguf(model.state_dict(), model.config, tokenizer, path=file, dtype=dtype, name=model_name(path))
     return file
+
+
+# What `minimind export --format` takes: (model, output, dtype or None, tokenizer or None) -> what was written
+EXPORTERS: dict[str, Callable[[Path, Path, Any, Path | None], Path]] = {
+    "hf": lambda path, output, _, tokenizer: export_hf(path, output, tokenizer),
+    "pth": lambda path, output, _, tokenizer: export_pth(path, _file(output, ".pth"), tokenizer),
+    "gguf": lambda path, output, dtype, tokenizer: export_gguf(path, _file(output, ".gguf"), dtype or "f16", tokenizer),
+}
 
 
 def _directory_of(file: Path) -> Path:

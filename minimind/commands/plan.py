@@ -18,6 +18,7 @@ from minimind.base.display import say
 from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, detect
 from minimind.config.deepspeed import Resolved, resolve
+from minimind.config.deepspeed.source import chosen_source
 from minimind.config.memory import ANY_GPU, Memory, estimate_memory
 from minimind.config.run import RunConfig, load_run_config
 
@@ -28,7 +29,8 @@ _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**
 def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
     """Exact if the one training file is a prepared store, else None: raw files must be tokenised to know."""
     from minimind.data.store.batches import Batches
-    from minimind.data.store.store import MANIFEST, TokenStore
+    from minimind.data.store.files import MANIFEST
+    from minimind.data.store.store import TokenStore
 
     files = run.train_paths
     if len(files) != 1 or run.train_weights or not (files[0] / MANIFEST).is_file():
@@ -80,6 +82,9 @@ def largest_micro_batch(
 def _memory_lines(memory: Memory, resolved: Resolved, state_bytes: float, count: int) -> list[tuple[str, str]]:
     place = " (in CPU memory)" if resolved.offload else ""
     total = f"{_size(memory.weights)} weights"
+    if resolved.offload_param:
+        half = 4 if resolved.precision == "fp32" else 2
+        total = f"{_size(half * count / resolved.world_size)} weights (in CPU memory)"
     if memory.masters or resolved.offload:
         total += f" + {_size(4 * count / resolved.world_size)} fp32 masters{place}"
     optimizer = memory.optimizer or state_bytes * count / resolved.world_size
@@ -87,6 +92,7 @@ def _memory_lines(memory: Memory, resolved: Resolved, state_bytes: float, count:
         ("model states", f"{total} + {_size(optimizer)} {resolved.optimizer.type} states{place}"),
         ("optimizer state", f"{state_bytes:.2f} bytes a parameter (measured on one layer)"),
         ("gradients", f"{_size(memory.gradients)}, buckets {_size(memory.buckets)}"),
+        *([("gathered", f"{_size(memory.gathered)} weights at once (estimated)")] if resolved.stage == 3 else []),
         ("activations", f"{_size(memory.activations)} + {_size(memory.logits)} loss chunk (estimated)"),
         (
             "peak by rank",
@@ -139,11 +145,12 @@ def _time_lines(run: RunConfig, resolved: Resolved, speed: float | None) -> list
 
 
 def run_plan(
-    deepspeed_config: Path,
+    deepspeed_config: Path | None,
     config: Path | None = None,
     overrides: Sequence[str] = (),
     device_memory: str | None = None,
     num_gpus: int = 1,
+    strict: bool = False,
 ) -> int:
     """Print the plan of a run. Returns 0 if it fits, 1 if not. Raises UserError for a wrong config."""
     from minimind.training.engine.measure import measure_state_bytes, measure_tokens_per_second
@@ -152,7 +159,8 @@ def run_plan(
     here = detect()
     # A size given by hand means another machine: a GPU that has every precision
     hardware = here if device_memory is None else Hardware("cuda", True, True, "device", parse_bytes(device_memory))
-    resolved = resolve(deepspeed_config, run, num_gpus, hardware, run.emulate_fp16)
+    source = chosen_source(deepspeed_config, run)
+    resolved = resolve(source, run, num_gpus, hardware, run.emulate_fp16, strict=strict)
     state_bytes = measure_state_bytes(resolved.optimizer, run.model)
     memory = estimate_memory(run, resolved, state_bytes=state_bytes, hardware=hardware)
     speed = measure_tokens_per_second(run, resolved, here) if device_memory is None and num_gpus == 1 else None

@@ -1,7 +1,7 @@
 """``HealthConfig``: every threshold of the health rules, for the ``health:`` section of the YAML.
 
 Defaults come from practice with MiniMind under fp16 where there is any (loss scale, gradient norms, learning rate);
-the others are set so that a healthy run is silent, and are justified beside the rule in training/health_rules.py.
+the others are set so that a healthy run is silent, and are justified beside the rule in training/health/rules.py.
 """
 
 from __future__ import annotations

@@ -7,23 +7,16 @@ are within a few percent on a CPU and unchecked on GPUs, where a compiler may ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from minimind.base.defaults import loss_chunk
 from minimind.base.hardware import Hardware
 from minimind.config.deepspeed import OptimizerSpec, Resolved
+from minimind.config.deepspeed.optimizers import OPTIMIZERS
 from minimind.config.model import ModelConfig
 from minimind.config.run import RunConfig
-
-# Bytes of optimizer state by parameter, for (body matrices, the rest); tested against the optimizers themselves
-STATE_BYTES = {
-    "AdamW": (8.0, 8.0),
-    "Adam": (8.0, 8.0),
-    "AdamW8bit": (2 + 8 / 256, 2 + 8 / 256),  # one byte each, and one fp32 scale each by block of 256
-    "Lion": (4.0, 4.0),
-    "Muon": (4.0, 8.0),  # momentum; AdamW for embeddings and norms
-}
-
 
 ANY_GPU = Hardware("cuda", fp16=True, bf16=True)
 
@@ -41,16 +34,21 @@ class Memory:
     activations: int
     logits: int
     host: int
+    gathered: int = 0  # whole weights of other ranks' parts, in a forward or backward pass (stage 3)
+    stays: int = 0  # of gradients and buckets, what DeepSpeed keeps between steps too (stage 3)
 
     @property
     def states(self) -> int:
         """Device bytes that stay for the whole run."""
-        return self.weights + self.masters + self.optimizer
+        return self.weights + self.masters + self.optimizer + self.stays
 
     @property
     def peak(self) -> int:
         """Device bytes at the worst moment: the end of a forward pass, or the update."""
-        return self.states + self.gradients + max(self.activations + self.logits + self.buckets, self.update_copy)
+        in_passes = self.activations + self.logits + self.gathered
+        if self.stays:
+            return self.states + max(in_passes, self.update_copy)
+        return self.states + self.gradients + max(in_passes + self.buckets, self.update_copy)
 
 
 def body_parameters(model: ModelConfig) -> int:
@@ -66,6 +64,8 @@ def estimate_memory(
     hardware: Hardware = ANY_GPU,
 ) -> Memory:
     """Memory of one rank. ``state_bytes``: measured bytes of optimizer state by parameter (default: the table)."""
+    if resolved.stage == 3:
+        return _partitioned(run, resolved, micro_batch_size, state_bytes, hardware)
     count, world = run.model.num_parameters(), resolved.world_size
     share = count / world if resolved.stage else float(count)  # this rank's part of what ZeRO splits
     half = resolved.precision != "fp32"
@@ -90,11 +90,73 @@ def estimate_memory(
     )
 
 
+def _partitioned(
+    run: RunConfig, resolved: Resolved, micro_batch_size: int | None, state_bytes: float | None, hardware: Hardware
+) -> Memory:
+    """Stage 3 (runtime/zero/stage3.py ``_setup_for_real_optimizer``): each rank has a part of every parameter, of its
+    master and moments, and a buffer for its part of the gradients and one bucket that stay."""
+    model, zero = run.model, resolved.config["zero_optimization"]
+    count, world = model.num_parameters(), resolved.world_size
+    share, size = count / world, 2 if resolved.precision != "fp32" else 4
+    each = table_state_bytes(resolved.optimizer, model) if state_bytes is None else state_bytes
+    accumulate = 4 if resolved.config.get("data_types", {}).get("grad_accum_dtype") in ("fp32", "float32") else size
+    whole = size * whole_parameters(model, stage_3_number(zero, "param_persistence_threshold", 100_000)) * (world > 1)
+    bucket = size * min(int(zero["reduce_bucket_size"]), count)
+    masters, optimizer, gradients, copy = 4 * share, each * share, accumulate * share, 4 * share
+    moved = masters + optimizer + gradients + copy if resolved.offload else 0.0
+    moved += size * share if resolved.offload_param else 0.0
+    tokens = (micro_batch_size or resolved.micro_batch_size) * run.max_seq_length
+    on_device = 0 if resolved.offload else 1
+    return Memory(
+        weights=round(size * share * (not resolved.offload_param) + whole),
+        masters=round(masters) * on_device,
+        optimizer=round(optimizer) * on_device,
+        gradients=round(gradients) * on_device,
+        update_copy=round(copy) * on_device,
+        buckets=bucket,
+        activations=tokens
+        * activation_bytes_per_token(model, resolved.precision, run.gradient_checkpointing, hardware),
+        logits=_logits_bytes(model, tokens, hardware.device_type),
+        host=round(moved),
+        gathered=_gathered_bytes(model, zero, size) if world > 1 or resolved.offload_param else 0,
+        stays=round(gradients) * on_device + bucket,
+    )
+
+
+def stage_3_number(zero: Mapping[str, Any], name: str, default: int) -> int:
+    """A number of the ``zero_optimization`` section under either of its names."""
+    return int(zero.get(f"stage3_{name}", zero.get(name, default)))
+
+
+def whole_parameters(model: ModelConfig, threshold: int) -> int:
+    """Parameters in the tensors that stage 3 keeps whole on every rank: those of at most ``threshold`` elements."""
+    hidden = model.hidden_size
+    queries, keys = _widths(model)
+    layer = [hidden, hidden, hidden * queries, hidden * keys, hidden * keys, queries * hidden]
+    layer += [hidden * model.intermediate_size] * 3
+    outside = [hidden, *[model.vocab_size * hidden] * (1 if model.tie_word_embeddings else 2)]
+    return model.num_hidden_layers * sum(n for n in layer if n <= threshold) + sum(n for n in outside if n <= threshold)
+
+
+def _gathered_bytes(model: ModelConfig, zero: Mapping[str, Any], size: int) -> int:
+    """What is whole at once: one module's weights, the output matrix, and what is fetched ahead; with a reuse distance
+    (DeepSpeed's default is 1e9) as much of the model as lies within it."""
+    hidden = model.hidden_size
+    queries, keys = _widths(model)
+    module = max(2 * hidden * (queries + keys), 3 * hidden * model.intermediate_size)
+    ahead = stage_3_number(zero, "prefetch_bucket_size", 50_000_000)
+    live = stage_3_number(zero, "max_live_parameters", 10**9)
+    reuse = stage_3_number(zero, "max_reuse_distance", 10**9)
+    wanted = module + model.vocab_size * hidden + max(ahead, reuse)
+    return size * min(model.num_parameters(), wanted, max(live, module))
+
+
 def checkpoint_bytes(run: RunConfig, resolved: Resolved) -> int:
-    """Bytes of one checkpoint, all ranks' files together: weights once, fp32 masters and optimizer state."""
+    """Bytes of one checkpoint, all ranks' files together: weights once (not at stage 3, where the masters do), fp32
+    masters and optimizer state."""
     half = resolved.precision != "fp32"
     masters = 4.0 if half or resolved.stage > 0 else 0.0
-    each = (2 if half else 4) + masters + table_state_bytes(resolved.optimizer, run.model)
+    each = (2 if half else 4) * (resolved.stage != 3) + masters + table_state_bytes(resolved.optimizer, run.model)
     return round(each * run.model.num_parameters())
 
 
@@ -155,9 +217,12 @@ def _logits_bytes(model: ModelConfig, tokens: int, device_type: str) -> int:
 
 
 def table_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
-    """Bytes of optimizer state by parameter from ``STATE_BYTES``, weighted by this model's share of body
+    """Bytes of optimizer state by parameter as ``OPTIMIZERS`` has them, weighted by this model's share of body
     matrices.
     """
-    body, rest = STATE_BYTES[optimizer.type]
+    body, rest = OPTIMIZERS[optimizer.type].state_bytes
+    if optimizer.type in ("SGD", "RMSprop"):
+        moments = (optimizer.type == "RMSprop") + bool(optimizer.params.get("momentum"))
+        return 4.0 * (moments + bool(optimizer.params.get("centered")))
     part = body_parameters(model) / model.num_parameters()
     return body * part + rest * (1 - part)

@@ -101,6 +101,17 @@ _PRESET_FIELDS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
     "26m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2},
     "104m": {"hidden_size": 768, "num_hidden_layers": 16, "num_attention_heads": 8, "num_key_value_heads": 2},
+    # For several GPUs or ZeRO stage 3; nothing was trained to the end with them here.
+    "306m": {"hidden_size": 1024, "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 4},
+    "1.1b": {  # TinyLlama's shape (arXiv:2401.02385), 1,100,048,384 parameters
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 5632,
+        "tie_word_embeddings": False,
+    },
 }
 
 PRESETS: dict[str, ModelConfig] = {name: ModelConfig(**fields) for name, fields in _PRESET_FIELDS.items()}

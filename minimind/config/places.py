@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from minimind.base.findings import Finding
+
 
 class Places(dict[tuple[str, ...], str]):
     """The place of each key. Two runs with equal settings are equal wherever those were given."""
 
     __hash__ = None
+
+    def __init__(self, *places: Any) -> None:
+        super().__init__(*places)
+        self.remarks: list[Finding] = []  # what of a YAML has no effect
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Places)

@@ -10,28 +10,60 @@ Weakness: paths are relative to the working directory, as in Hugging Face, not t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, ScheduleKind
+from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, Reasoning
 from minimind.base.errors import UserError
+from minimind.base.findings import Finding
 from minimind.base.problems import nearest, raise_problems
 from minimind.config.health import HealthConfig
 from minimind.config.model import PRESETS, ModelConfig
 from minimind.config.places import Places
 from minimind.config.recovery import RecoveryConfig
+from minimind.config.schedules import SHAPES
 from minimind.config.watchdog import WatchdogConfig
+from minimind.config.yaml_names.hugging_face import MEANINGS
+from minimind.config.yaml_names.json_homes import json_home
+from minimind.config.yaml_names.optimizers import optimizer_type
+from minimind.config.yaml_names.translate import Words, translate
 
+Strategy = Literal["no", "steps", "epoch"]
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
-# Hugging Face spells two of our schedules differently; a YAML written for it should run.
-_SCHEDULE_ALIASES = {"warmup_stable_decay": "wsd", "constant_with_warmup": "constant"}
+# Hugging Face spells some of our schedules differently; a YAML written for it should run.
+_SCHEDULE_ALIASES = {
+    "warmup_stable_decay": "wsd",
+    "constant_with_warmup": "constant",
+    "cosine_with_min_lr": "cosine",
+    "cosine_warmup_with_min_lr": "cosine",
+}
+
+
+# What ``report_to`` may name: "module:class" of a training.record.trackers.Tracker, looked up when a run has it
+TRACKERS = {"wandb": "minimind.training.record.trackers:WandbLog"}
+
+
+def _one_of(value: Any, names: Collection[str]) -> Any:
+    """``value`` if it is one of ``names``; ValueError in pydantic's words for a Literal."""
+    if value in names:
+        return value
+    *first, last = map(repr, names)
+    raise ValueError(f"expected {', '.join(first)} or {last}, got {value!r}")
+
+
+def _schedule(value: Any) -> Any:
+    return _one_of(_SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value, SHAPES)
+
+
+def _tracker(value: Any) -> Any:
+    return _one_of("none" if value in (None, [], False) else value, ("none", *TRACKERS))
 
 
 def _model(value: Any) -> Any:
@@ -60,6 +92,11 @@ def _model(value: Any) -> Any:
 def _switch(value: Any) -> Any:
     """YAML 1.1 reads bare ``on`` and ``off`` as booleans."""
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _optimizer(value: Any) -> Any:
+    """Hugging Face's ``optim`` -> the optimizer's type; the JSON's own types stay."""
+    return optimizer_type(value) if isinstance(value, str) else value
 
 
 def _enabled(value: Any) -> Any:
@@ -111,7 +148,8 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    # Model and data
+    # Model and data; ``model_name_or_path``: weights that SFT starts from
+    model_name_or_path: Path | None = None
     model: Annotated[ModelConfig, BeforeValidator(_model)] = PRESETS["26m"]
     tokenizer: Path | None = None
     train_file: Annotated[list[TrainFile], BeforeValidator(_train_files)] = []
@@ -124,6 +162,7 @@ class RunConfig(BaseModel):
     map: Annotated[str | None, BeforeValidator(_field_map)] = None
     encoding: str | None = None
     allow_special: bool = False
+    reasoning: Reasoning = "train"
     num_workers: PositiveInt | None = None
 
     # Owned by the DeepSpeed JSON: these fill its "auto" values
@@ -137,12 +176,14 @@ class RunConfig(BaseModel):
     gradient_accumulation_steps: PositiveInt | None = None
     fp16: bool | None = None
     bf16: bool | None = None
+    optim: Annotated[str | None, BeforeValidator(_optimizer)] = None
+    initial_scale_power: Annotated[int, Field(ge=0)] | None = None
+    loss_scale_window: PositiveInt | None = None
+    hysteresis: PositiveInt | None = None
+    deepspeed: Path | dict[str, Any] | None = None  # the JSON itself, or where it is
 
     # Schedule
-    lr_scheduler_type: Annotated[
-        ScheduleKind,
-        BeforeValidator(lambda value: _SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value),
-    ] = "cosine"
+    lr_scheduler_type: Annotated[str, BeforeValidator(_schedule)] = "cosine"
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     warmup_ratio: Fraction = 0.02
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -153,13 +194,13 @@ class RunConfig(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 42
     output_dir: Path = OUTPUT_DIRECTORY
     logging_steps: PositiveInt = 10
+    eval_strategy: Strategy | None = None
     eval_steps: PositiveInt | None = None
+    save_strategy: Strategy | None = None
     save_steps: PositiveInt | None = None
     save_total_limit: PositiveInt = 3
     early_stopping_patience: PositiveInt | None = None
-    report_to: Annotated[
-        Literal["none", "wandb"], BeforeValidator(lambda value: "none" if value in (None, [], False) else value)
-    ] = "none"
+    report_to: Annotated[str, BeforeValidator(_tracker)] = "none"
     run_name: str | None = None
     wandb_project: str = "minimind"
     wandb_mode: Annotated[
@@ -183,6 +224,8 @@ class RunConfig(BaseModel):
             problems.append("warmup_steps and warmup_ratio are both set: keep one")
         if self.fp16 and self.bf16:
             problems.append("fp16 and bf16 are both true: keep one")
+        if self.eval_strategy == "no" and self.early_stopping_patience is not None:
+            problems.append("early_stopping_patience needs evaluations, and eval_strategy is no: keep one")
         if self.max_seq_length > self.model.max_position_embeddings:
             problems.append(
                 f"max_seq_length {self.max_seq_length} exceeds the model's max_position_embeddings "
@@ -208,6 +251,18 @@ class RunConfig(BaseModel):
     def commanded(self, name: str) -> bool:
         """Whether the value of ``name`` was given on the command line."""
         return self._places.commanded(name)
+
+    @property
+    def remarks(self) -> list[Finding]:
+        """What of the user's YAML has no effect."""
+        return self._places.remarks
+
+    def json_lines(self) -> tuple[str, dict[tuple[str, ...], list[int]]]:
+        """Of a JSON that is a section of the YAML: the file, and the line of each of its keys."""
+        below = {path[1:]: place for path, place in self._places.items() if path[:1] == ("deepspeed",)}
+        split = {path: place.rpartition(":") for path, place in below.items()}
+        lines = {path: [int(line)] for path, (_, _, line) in split.items() if path and line.isdigit()}
+        return self.place("deepspeed").rpartition(":")[0] or "the YAML", lines
 
     @property
     def train_paths(self) -> list[Path]:
@@ -341,6 +396,20 @@ def _place(loc: tuple[Any, ...], places: Mapping[tuple[str, ...], str], default:
     return next((places[names[:size]] for size in range(len(names), 0, -1) if names[:size] in places), default)
 
 
+def _translated(
+    values: dict[str, Any], places: dict[tuple[str, ...], str], problems: list[str], overriding: bool = False
+) -> list[Finding]:
+    """Put other people's names for ours, in place; what of them has no effect."""
+    words = Words(values, places, problems, overriding=overriding)
+    translate(words)
+    return words.findings
+
+
+def _hint(name: str) -> str:
+    """Where an unknown key belongs, or the nearest name."""
+    return json_home(name) or nearest(name, [*RunConfig.model_fields, *MEANINGS])
+
+
 def load_run_config(
     yaml_path: str | Path | None, set_overrides: Sequence[str] = (), cli: Mapping[str, object] | None = None
 ) -> RunConfig:
@@ -351,15 +420,17 @@ def load_run_config(
     """
     problems: list[str] = []
     values, places = _read_yaml(Path(yaml_path), problems) if yaml_path is not None else ({}, {})
+    findings = _translated(values, places, problems)
     _apply_overrides(values, places, set_overrides, problems)
     for name, value in (cli or {}).items():
         if value is not None:
             _merge(values, name, value)
             places[(name,)] = f"--{name.replace('_', '-')}"
+    findings += _translated(values, places, problems, overriding=True)
     default = str(yaml_path) if yaml_path is not None else "the command line"
     for name in [name for name in values if name not in RunConfig.model_fields]:
         place = _place((name,), places, default)
-        problems.append(f'{place}: unknown key "{name}"{nearest(str(name), RunConfig.model_fields)}')
+        problems.append(f'{place}: unknown key "{name}"{_hint(str(name))}')
         del values[name]
     config: RunConfig | None = None
     try:
@@ -371,4 +442,5 @@ def load_run_config(
     raise_problems(problems, "the run configuration")
     assert config is not None  # a problem was raised otherwise
     config._places.update(places)
+    config._places.remarks = findings
     return config

@@ -192,12 +192,6 @@ def train_demo_tokenizer(files: DemoFiles, output: str | Path) -> Path:
     return train_tokenizer(corpus, output, VOCABULARY, character_coverage=1.0)
 
 
-def read_floor(file: str | Path) -> Floor:
-    """The ``Floor`` that ``write_demo`` wrote."""
-    values = json.loads(Path(file).read_text(encoding="utf-8"))
-    return Floor(values["nats"], values["documents"], values["characters"], values["utf8_bytes"])
-
-
 def _rng(*parts: object) -> random.Random:
     """One generator a document, so that a document depends on its own number only."""
     return random.Random("|".join(map(str, parts)))

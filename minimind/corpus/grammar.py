@@ -1,13 +1,13 @@
 """A generator whose every text has an exactly known probability.
 
-A document is written by a function that takes a ``Draft`` and calls ``say`` (fixed text) and ``pick`` (one of several
-texts, each with a probability). Contract: what ``pick`` offers is prefix-free and each choice is written at once, so
-the texts form an instantaneous code: reading from the left, every choice can be recovered, no two runs of choices
-give the same text, and -log p(text) is exactly the sum of its choices' -log p, never a bound. ``pick`` refuses
+A document is written by a function that takes a ``Manuscript`` and calls ``say`` (fixed text) and ``pick`` (one of
+several texts, each with a probability). Contract: what ``pick`` offers is prefix-free and each choice is written at
+once, so the texts form an instantaneous code: reading from the left, every choice can be recovered, no two runs of
+choices give the same text, and -log p(text) is exactly the sum of its choices' -log p, never a bound. ``pick`` refuses
 options that break this. The end of a document is a choice like any other (``END``).
 
-Three drafts share the interface: ``SampledDraft`` draws, ``ReadDraft`` recovers the choices of a finished text (the
-entropy floor of a file comes from its text alone), and ``enumerate_documents`` walks through all of them.
+Three drafts share the interface: ``SampledManuscript`` draws, ``ReadManuscript`` recovers the choices of a finished
+text (the entropy floor of a file comes from its text alone), and ``enumerate_documents`` walks through all of them.
 
 Known weakness: the number is the entropy of the *text*. A model that works on tokens also spends probability on
 other tokenisations of the same text; its loss is at least the floor in expectation, and can only approach it.
@@ -26,7 +26,7 @@ END = "\x03"
 """Offered by ``pick`` as the end of the document; never part of the text."""
 
 
-class Draft(ABC):
+class Manuscript(ABC):
     """A document being written: ``text`` so far and ``nats``, the sum of -log p over its choices."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Draft(ABC):
         """The index of the text to write."""
 
 
-Writer = Callable[[Draft], None]
+Writer = Callable[[Manuscript], None]
 
 
 @lru_cache(maxsize=1 << 14)  # the same choices come up in every document
@@ -73,7 +73,7 @@ def require_prefix_free(texts: tuple[str, ...]) -> None:
             raise ValueError(f"ambiguous choice: {before!r} begins {after!r}")
 
 
-class SampledDraft(Draft):
+class SampledManuscript(Manuscript):
     """Draws each choice. Uses only ``random.random()``, whose values Python keeps the same between versions."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -89,7 +89,7 @@ class SampledDraft(Draft):
         return len(texts) - 1
 
 
-class ReadDraft(Draft):
+class ReadManuscript(Manuscript):
     """Recovers the choices behind a finished text. Raises ValueError where no run of choices gives it."""
 
     def __init__(self, text: str) -> None:
@@ -119,7 +119,7 @@ class ReadDraft(Draft):
         return ValueError(f"not a text of this grammar: character {self._position}: {found!r}, expected {expected}")
 
 
-class _ReplayedDraft(Draft):
+class _ReplayedManuscript(Manuscript):
     """Follows a script of choices, then takes the first option; remembers how many options each choice had."""
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -136,14 +136,14 @@ class _ReplayedDraft(Draft):
 
 def sample_document(writer: Writer, rng: random.Random) -> tuple[str, float]:
     """One text of the grammar and its exact -log p in nats."""
-    draft = SampledDraft(rng)
+    draft = SampledManuscript(rng)
     writer(draft)
     return draft.text, draft.nats
 
 
 def document_nats(writer: Writer, text: str) -> float:
     """Exact -log p of a text in nats, its end included. Raises ValueError for a text outside the grammar."""
-    draft = ReadDraft(text)
+    draft = ReadManuscript(text)
     writer(draft)
     draft.finish()
     return draft.nats
@@ -153,7 +153,7 @@ def enumerate_documents(writer: Writer) -> Iterator[tuple[str, float]]:
     """Every text of a (small) grammar with its -log p in nats, by depth-first replay of all choices."""
     script: list[int] = []
     while True:
-        draft = _ReplayedDraft(script)
+        draft = _ReplayedManuscript(script)
         writer(draft)
         yield draft.text, draft.nats
         taken = draft.taken

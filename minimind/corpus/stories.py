@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from minimind.corpus.grammar import END, Draft
+from minimind.corpus.grammar import END, Manuscript
 from minimind.corpus.words import ADJECTIVES, CHINESE, DIGITS, ENGLISH, NOUNS, Language, Relation, reserved
 
 KINDS = {"people": 3, "places": 3, "sums": 3, "sorting": 2, "lexicon": 2}
@@ -36,7 +36,7 @@ ITEMS = 3
 """Entries of a list document."""
 
 
-def write_document(draft: Draft) -> None:
+def write_document(draft: Manuscript) -> None:
     """Write one document of any kind and language."""
     keys = list(OPENINGS)
     kind, code = keys[draft.pick(list(OPENINGS.values()), weights=[KINDS[kind] for kind, _ in keys])]
@@ -47,7 +47,7 @@ def write_document(draft: Draft) -> None:
         write_story(draft, language, kind)
 
 
-def write_story(draft: Draft, language: Language, kind: str) -> None:
+def write_story(draft: Manuscript, language: Language, kind: str) -> None:
     """Two subjects, statements about them, what happened one day, then questions with their answers."""
     names = language.people if kind == "people" else language.places
     relations = language.person_relations if kind == "people" else language.place_relations
@@ -63,7 +63,9 @@ def write_story(draft: Draft, language: Language, kind: str) -> None:
 Known = dict[tuple[str, Relation], str]
 
 
-def write_statements(draft: Draft, language: Language, names: Sequence[str], relations: Sequence[Relation]) -> Known:
+def write_statements(
+    draft: Manuscript, language: Language, names: Sequence[str], relations: Sequence[Relation]
+) -> Known:
     """State each relation once, in any order, of either subject; returns who and what."""
     known: Known = {}
     left = list(relations)
@@ -74,7 +76,7 @@ def write_statements(draft: Draft, language: Language, names: Sequence[str], rel
     return known
 
 
-def write_day(draft: Draft, language: Language) -> None:
+def write_day(draft: Manuscript, language: Language) -> None:
     """One day: season, place and deed, free choices that nothing later depends on."""
     if language is ENGLISH:
         draft.say("One day in ")
@@ -87,7 +89,7 @@ def write_day(draft: Draft, language: Language) -> None:
         pick_one(draft, language.deeds, then="。")
 
 
-def write_recalls(draft: Draft, language: Language, known: Known) -> None:
+def write_recalls(draft: Manuscript, language: Language, known: Known) -> None:
     """As many questions as facts, each drawn afresh, and each answered with its statement.
 
     Drawn without putting back, a model would have to keep account of what has been asked to come near the floor.
@@ -100,21 +102,21 @@ def write_recalls(draft: Draft, language: Language, known: Known) -> None:
         draft.say(language.space if number < len(facts) - 1 else "")
 
 
-def write_list(draft: Draft, language: Language, write_item: Callable[[Draft, Language], None]) -> None:
+def write_list(draft: Manuscript, language: Language, write_item: Callable[[Manuscript, Language], None]) -> None:
     """``ITEMS`` independent entries, one after the other."""
     for index in range(ITEMS):
         write_item(draft, language)
         draft.say(END if index == ITEMS - 1 else ";" + language.space)
 
 
-def write_sum(draft: Draft, language: Language) -> None:
+def write_sum(draft: Manuscript, language: Language) -> None:
     """``23+45=68``: both numbers and the sum have two digits."""
     first = int(pick_one(draft, [str(n) for n in range(10, 90) if addends(n, reserve=False)], then="+"))
     second = int(pick_one(draft, [str(n) for n in addends(first, reserve=False)], then="="))
     draft.say(str(first + second))
 
 
-def write_sorting(draft: Draft, language: Language) -> None:
+def write_sorting(draft: Manuscript, language: Language) -> None:
     """``7,3,9,1->1,3,7,9``: four different digits."""
     drawn: list[str] = []
     for count in range(4):
@@ -123,7 +125,7 @@ def write_sorting(draft: Draft, language: Language) -> None:
     draft.say(",".join(sorted(drawn)))
 
 
-def write_word(draft: Draft, language: Language) -> None:
+def write_word(draft: Manuscript, language: Language) -> None:
     """``red apple=红苹果``, or the other way round in a Chinese document."""
     if language is ENGLISH:
         adjective = pick_one(draft, list(ADJECTIVES), then=" ")
@@ -161,6 +163,6 @@ def lexicon_nouns(adjective: str, reserve: bool) -> tuple[str, ...]:
     return tuple(n for n in NOUNS if reserved("word", adjective, n) == reserve)
 
 
-def pick_one(draft: Draft, options: Sequence[str], then: str = "") -> str:
+def pick_one(draft: Manuscript, options: Sequence[str], then: str = "") -> str:
     """Write one option with ``then`` and return the option."""
     return options[draft.pick(options, then=then)]

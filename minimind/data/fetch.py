@@ -183,16 +183,15 @@ def _resume(url: str, partial: Path) -> None:
     Our own few lines, for both hubs, because huggingface_hub (2.4) gives each run's partial file a new name and so
     begins again. A server that ignores the range answers 200, and the file is written from its start.
     """
+    have = partial.lstat().st_size if os.path.lexists(partial) else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
-        with append_to(partial) as file:
-            have = file.seek(0, os.SEEK_END)
-            request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-            with _opener().open(request, timeout=60) as answer:
-                if answer.status != 206:
-                    file.truncate(0)
-                shutil.copyfileobj(answer, file, 1 << 20)
-                if answer.length:  # what the server promised and did not send
-                    raise ConnectionError(f"the connection broke {answer.length:,} bytes before the end")
+        with _opener().open(request, timeout=60) as answer, append_to(partial) as file:
+            if answer.status != 206:
+                file.truncate(0)
+            shutil.copyfileobj(answer, file, 1 << 20)
+            if answer.length:  # what the server promised and did not send
+                raise ConnectionError(f"the connection broke {answer.length:,} bytes before the end")
     except urllib.error.HTTPError as error:
         if error.code != 416:  # 416: nothing is left to send
             raise

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from minimind.base.defaults import CHAT_TOKENS, TEXT_TOKENS
 from minimind.inference.answers import Question, Speaker
 from minimind.inference.front import HERE, MAX_BODY, Front, Hosts
-from minimind.inference.openai_schema import ApiError, ChatRequest, CompletionRequest, Reply, request_error, usage
+from minimind.inference.openai_schema import ApiError, ChatRequest, CompletionRequest, Reply, usage, validation_error
 from minimind.inference.openai_schema import Request as AnyRequest
 from minimind.text.chat import Turn, prompt_ids
 
@@ -208,7 +208,7 @@ async def _on_api_error(request: Request, error: Any) -> Response:
 
 
 async def _on_invalid(request: Request, error: Any) -> Response:
-    return _error(request_error(error.errors()))
+    return _error(validation_error(error.errors()))
 
 
 async def _on_http(request: Request, error: Any) -> Response:

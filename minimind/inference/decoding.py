@@ -32,9 +32,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minimind.base.processor import fbgemm_holds_half, linear_pointwise, onednn_packs, reorder
+from minimind.base.processor import cpu_has_fast, fbgemm_holds_half, linear_pointwise, onednn_packs, reorder
 from minimind.model import attention
-from minimind.model.ops import cpu_has_fast, rope_tables, rotate, swiglu
+from minimind.model.ops import rope_tables, rotate, swiglu
 from minimind.model.transformer import KVCache, Layer, RMSNorm, Transformer
 
 PAYS_FROM = 32  # new tokens
@@ -150,7 +150,7 @@ class LayerWeights:
         self.before_attention = Norm(layer.input_layernorm, self.qkv.scale)
         self.before_mlp = Norm(layer.post_attention_layernorm, self.gate_up.scale)
 
-    def step(self, x: Tensor, tables: tuple[Tensor, Tensor], plan: attention.Plan, cache: KVCache) -> None:
+    def step(self, x: Tensor, tables: tuple[Tensor, Tensor], plan: attention.AttentionPlan, cache: KVCache) -> None:
         """Adds to ``x`` [B, H] fp32, in place; ``tables`` of the rows' positions, as ``rope_tables``."""
         heads = self.qkv(self.before_attention(x)).float().view(x.shape[0], 1, -1, self.head_dim)
         turned, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)

@@ -156,7 +156,7 @@ def generate(
     """
     longest, count = _room(model, [prompt_ids], sampling.max_new_tokens)
     row = _Row(sampling, prompt_ids, model.output_size)
-    return _stream(model, list(prompt_ids), longest + count, count, row, frozenset(stop_ids))
+    return _stream(model, list(prompt_ids), longest + count, count=count, row=row, stop_ids=frozenset(stop_ids))
 
 
 def _stream(

@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from minimind.base.defaults import FINAL, MODEL_STATES, RUN_CONFIG
+from minimind.base.defaults import FINAL, MODEL_STATES, PARTITIONED_STATES, RUN_CONFIG
 from minimind.base.errors import UserError
 from minimind.base.files import directory_inside, path_inside, read_inside
 from minimind.interop import huggingface, upstream
 from minimind.interop.huggingface import CONFIG
+from minimind.interop.partitioned import read_weights
 from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.tokenizer import FILE_NAME, Tokenizer
 
@@ -145,10 +146,12 @@ def _tokenizer(path: Path, source: Path) -> Tokenizer:
 
 
 def _checkpoint_file(path: Path) -> Path | None:
-    """DeepSpeed's file with the module's weights, relative to a checkpoint's directory (or in its tag's)."""
+    """DeepSpeed's file with the module's weights (at ZeRO stage 3 with their shapes), relative to a checkpoint's
+    directory (or in its tag's)."""
     if not path.is_dir():
         return None
-    found = (path / MODEL_STATES, *sorted(path.glob(f"*/{MODEL_STATES}")))
+    names = (MODEL_STATES, PARTITIONED_STATES)
+    found = [file for name in names for file in (path / name, *sorted(path.glob(f"*/{name}")))]
     return next((file.relative_to(path) for file in found if file.is_file()), None)
 
 
@@ -165,7 +168,8 @@ def _read_checkpoint(path: Path) -> tuple[State, ModelConfig, Path]:
     except OSError as error:
         raise UserError(f"{error.filename}: can't be read: {error.strerror}") from error
     run = load_run_config(config)
-    state = upstream.read_torch(file).get("module")
+    saved = upstream.read_torch(file)
+    state = read_weights(file.parent, saved) if name.name == PARTITIONED_STATES else saved.get("module")
     if not isinstance(state, dict):
         raise UserError(f"{file}: not a DeepSpeed checkpoint (it has no weights under 'module')")
     weights = {name: value.contiguous() for name, value in state.items()}

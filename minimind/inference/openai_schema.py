@@ -63,7 +63,7 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def request_error(errors: Sequence[Any]) -> ApiError:
+def validation_error(errors: Sequence[Any]) -> ApiError:
     """The first of pydantic's errors about a request body as OpenAI would put it."""
     first = errors[0]
     kind, reason = first["type"], first["msg"].removeprefix("Value error, ")

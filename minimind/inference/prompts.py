@@ -52,7 +52,7 @@ class PackedPrompts(KVCache):
         """Each prompt counts from 0: [1, all tokens]."""
         return self.position_ids[None]
 
-    def plan(self, count: int) -> attention.Plan:
+    def plan(self, count: int) -> attention.AttentionPlan:
         """Causal attention within each prompt."""
         return attention.Runs(self.lengths)
 

@@ -50,7 +50,14 @@ def serve(
     speaker = Speaker(*load_model(path, "cuda" if torch.cuda.is_available() else "cpu", tokenizer=tokenizer))
     with listen(host, port) as listener:
         hosts = Hosts.of(host, listener.getsockname()[0])
-        app = make_app(speaker, model_name(path), api_key, lambda: server.should_exit, hosts, max_body or MAX_BODY)
+        app = make_app(
+            speaker,
+            model_name(path),
+            api_key,
+            stopping=lambda: server.should_exit,
+            hosts=hosts,
+            max_body=max_body or MAX_BODY,
+        )
         server = make_server(app)
         _announce(model_name(path), host, listener, api_key)
         _run(server, listener)

@@ -35,7 +35,7 @@ def continue_text(
     if len(prompt_ids) >= limit:
         raise UserError(f"the prompt has {len(prompt_ids)} tokens, the model's limit is {limit}: give a shorter one")
     to.write(prompt)
-    answer(model, tokenizer, prompt_ids, [tokenizer.eos_id], sampling, to)
+    answer(model, tokenizer, prompt_ids, stop_ids=[tokenizer.eos_id], sampling=sampling, out=to)
 
 
 def chat_loop(
@@ -63,7 +63,7 @@ def chat_loop(
         turns.append(Turn("user", question))
         turns, prompt_ids = fitting(turns, tokenizer, model.config.max_position_embeddings - sampling.max_new_tokens)
         stop = [tokenizer.im_end_id, tokenizer.eos_id]
-        turns.append(Turn("assistant", answer(model, tokenizer, prompt_ids, stop, sampling, to)))
+        turns.append(Turn("assistant", answer(model, tokenizer, prompt_ids, stop_ids=stop, sampling=sampling, out=to)))
 
 
 def answer(

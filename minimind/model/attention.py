@@ -25,14 +25,15 @@ from torch import Tensor
 
 from minimind.base.defaults import AttentionBackend
 from minimind.base.errors import UserError
+from minimind.base.processor import cpu_has_fast
 from minimind.model.cpu.blocks import QueryBlocks, make_blocks
 from minimind.model.cuda import SMALLEST_FLEX_HEAD, flex_plan, flex_runs, varlen_plan, varlen_runs
-from minimind.model.ops import cpu_has_fast, through_fp32
+from minimind.model.ops import through_fp32
 
 Backend = Literal[AttentionBackend, "runs", "blocks"]  # and the forms that are chosen here
 
 
-class Plan(Protocol):
+class AttentionPlan(Protocol):
     """How one forward attends: ``q`` [B, T, heads, D], ``k``, ``v`` [B, S, kv_heads, D] -> as ``q``."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
@@ -136,7 +137,7 @@ def run_lengths(document_ids: Tensor) -> list[int]:
 
 def plan(
     document_ids: Tensor | None, backend: Backend = "auto", dtype: torch.dtype = torch.float32, head_dim: int = 64
-) -> Plan:
+) -> AttentionPlan:
     """The form of attention for a forward without cache of a model in ``dtype``."""
     if document_ids is None:
         return Causal()
@@ -171,7 +172,7 @@ def fastest(device: torch.device, dtype: torch.dtype, head_dim: int) -> Backend:
     return "varlen" if not compiling and varlen_runs(device, dtype, head_dim) else "mask"
 
 
-def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Run the plan; half precision that this CPU only emulates is widened to fp32 first, which is faster."""
     if through_fp32(v) or k.dtype != q.dtype:  # a cache on a CPU is in fp32
         return plan.attend(q.float(), k.float(), v.float()).to(q.dtype)
@@ -231,7 +232,7 @@ class KVCache:
         columns = torch.arange(self.length, self.length + count, device=self.keys[0].device)[None]
         return columns if self.starts is None else (columns - self.starts[:, None]).clamp_(min=0)
 
-    def plan(self, count: int) -> Plan:
+    def plan(self, count: int) -> AttentionPlan:
         """How the next ``count`` tokens attend to everything before them and to themselves."""
         if self.length + count > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens, {self.length + count} are needed")

@@ -113,7 +113,7 @@ class _RmsNorm(torch.autograd.Function):
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean(x^2) + eps) over the last dimension of ``x`` [..., H]: fp32 [..., 1]."""
-    mean_square = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    mean_square: Tensor = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True).square_().div_(x.shape[-1])
     return mean_square.add_(eps).rsqrt_()
 
 

@@ -12,6 +12,7 @@ Weakness: one architecture only. RoPE scaling, biases and experts are refused on
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minimind.config.model import PRESETS, ModelConfig
 from minimind.model import attention
-from minimind.model.attention import KVCache, Plan
+from minimind.model.attention import AttentionPlan, KVCache
 from minimind.model.cpu.recompute import normed_projections, swiglu_down
 from minimind.model.loss import cross_entropy_by_row, summed_cross_entropy
 from minimind.model.ops import linear, rms_norm, rope_tables, rotate
@@ -79,14 +80,15 @@ class Attention(nn.Module):
         self.v_proj = Linear(config.hidden_size, keys)
         self.o_proj = Linear(queries, config.hidden_size)
 
-    def forward(self, x: Normed, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Normed, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
         projected = project(x, self.q_proj, self.k_proj, self.v_proj)  # [B, T, heads * D], twice [B, T, kv_heads * D]
         q, k, v = (y.view(*y.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
         q, k = rotate(q, tables), rotate(k, tables)
         if cache is not None:
             k, v = cache.append(self.index, k, v)  # [B, S, kv_heads, D]
-        out = attention.attend(plan, q, k, v)  # [B, T, heads, D]
-        return self.o_proj(out.flatten(2))  # [B, T, H]
+        attended = attention.attend(plan, q, k, v)  # [B, T, heads, D]
+        out: Tensor = self.o_proj(attended.flatten(2))  # [B, T, H]
+        return out
 
 
 class MLP(nn.Module):
@@ -113,9 +115,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, tables: Tables, plan: Plan, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
         x = x + self.self_attn(Normed(x, self.input_layernorm), tables, plan, cache)  # [B, T, H]
-        return x + self.mlp(Normed(x, self.post_attention_layernorm))
+        added: Tensor = self.mlp(Normed(x, self.post_attention_layernorm))
+        return x + added
 
 
 class Body(nn.Module):
@@ -156,15 +159,20 @@ class Transformer(nn.Module):
 
         Deterministic in ``seed``, the same on every device, and without touching the global random state.
         """
+        for parameter, values in zip(self.parameters(), self.initial_values(seed), strict=True):
+            parameter.copy_(values)
+
+    def initial_values(self, seed: int) -> Iterator[Tensor]:
+        """What ``init_weights`` gives each parameter, in order: fp32 on the CPU, made one at a time from the shapes
+        alone (those of a model on the meta device will do)."""
         generator = torch.Generator().manual_seed(seed)
         residual = 1.0 / math.sqrt(2 * self.config.num_hidden_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
-                parameter.fill_(1.0)
+                yield torch.ones(parameter.shape)
                 continue
             scale = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-            values = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(values * (self.config.initializer_range * scale))
+            yield torch.randn(parameter.shape, generator=generator) * (self.config.initializer_range * scale)
 
     @property
     def output_weight(self) -> Tensor:
@@ -196,7 +204,8 @@ class Transformer(nn.Module):
                 x = layer(x, tables, plan, cache)
         if cache is not None:
             cache.advance(length)
-        return self.model.norm(x)
+        hidden: Tensor = self.model.norm(x)
+        return hidden
 
     def forward(
         self,

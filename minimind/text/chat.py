@@ -1,8 +1,8 @@
 """The chat template: turns in, token ids out, with each token's "trainable" flag known from construction.
 
-A conversation is bos, then for each turn ``<|im_start|>role⏎content<|im_end|>⏎``. Trainable are the content
-tokens of assistant turns and the ``<|im_end|>`` after them: what the model must say itself. The flags are set
-while the ids are laid down, never found by searching for markers, so content that spells
+A conversation is bos, then for each turn ``<|im_start|>role⏎content<|im_end|>⏎``. Trainable are the content tokens of
+assistant turns (but those that are context only) and the ``<|im_end|>`` after them: what the model must say itself.
+The flags are set while the ids are laid down, never found by searching for markers, so content that spells
 ``<|im_start|>assistant`` is ordinary text. There is no eos: generation stops at ``<|im_end|>``.
 
 Known weakness: `JINJA` builds the same string for other programs; one that tokenizes that string as a whole will
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
-from minimind.text.tokenizer import IM_END, IM_START, Tokenizer
+from minimind.text.tokenizer import Tokenizer
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -27,15 +27,16 @@ JINJA = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""The template as Hugging Face's ``chat_template``; its output equals bos + `as_text` (tested)."""
+"""The template as Hugging Face's ``chat_template``; tests spell it out and compare."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message. ValueError for a role that the template doesn't know."""
+    """One message. ValueError for a role that the template doesn't know. ``trained`` False: an answer as context."""
 
     role: Role
     content: str
+    trained: bool = True
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -59,10 +60,9 @@ class Fitted:
     answer_cut: bool
 
 
-def as_text(turns: Iterable[Turn], generation_prompt: bool = False) -> str:
-    """The string that the template spells, without bos. For display; `render` never goes through it."""
-    text = "".join(f"{IM_START}{turn.role}\n{turn.content}{IM_END}\n" for turn in turns)
-    return text + f"{IM_START}assistant\n" if generation_prompt else text
+def is_answer(turn: Turn) -> bool:
+    """Whether the turn's content is what the model learns to say."""
+    return turn.role == "assistant" and turn.trained
 
 
 def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
@@ -109,7 +109,7 @@ def _spans(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[Rendered]:
     line_break = encoded.pop()
     spans = []
     for turn, header, content in zip(turns, encoded[::2], encoded[1::2], strict=True):
-        answer = turn.role == "assistant"
+        answer = is_answer(turn)
         ids = [tokenizer.im_start_id, *header, *content, tokenizer.im_end_id, *line_break]
         trainable = [False] * (1 + len(header)) + [answer] * (len(content) + 1) + [False] * len(line_break)
         spans.append(Rendered(ids, trainable))
@@ -150,8 +150,8 @@ def _cut_answer(turns: Sequence[Turn], spans: Sequence[Rendered], tokenizer: Tok
 
 
 def _answers(turns: Sequence[Turn]) -> list[int]:
-    """Indices of the assistant turns, the last one first."""
-    return [i for i in reversed(range(len(turns))) if turns[i].role == "assistant"]
+    """Indices of the answers, the last one first."""
+    return [i for i in reversed(range(len(turns))) if is_answer(turns[i])]
 
 
 def _starts(turns: Sequence[Turn], end: int) -> list[int]:

@@ -94,8 +94,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; no bos, no eos, never a control id. ValueError on a lone surrogate."""
         if _SPACE_SYMBOL in text or len(text) > _LONG_TEXT:
-            return self._encode_in_parts(text).tolist()
-        return self._encode_plain(text, int)
+            ids: list[int] = self._encode_in_parts(text).tolist()
+        else:
+            ids = self._encode_plain(text, int)
+        return ids
 
     def least_tokens(self, text: str) -> int:
         """A number that `encode` can't stay below, at no cost: the text is its pieces' bytes, one after the other."""
@@ -154,7 +156,8 @@ class Tokenizer:
 
     def _encode_many(self, texts: list[str], threads: int, return_type: Any) -> list[Any]:
         try:
-            return self._processor.Encode(texts, num_threads=threads, return_type=return_type)
+            many: list[Any] = self._processor.Encode(texts, num_threads=threads, return_type=return_type)
+            return many
         except TypeError:  # what the binding says of a string that has no UTF-8 form
             for number, text in enumerate(texts):
                 _refuse_surrogates(text, f"text {number}: ")

@@ -93,6 +93,7 @@ class RunSummary:
     eval_remark: str | None = None  # how often it evaluates and why, if it chose that and it is not the usual
     data: str | None = None  # where the training documents come from
     held_out: str | None = None  # and the held-out ones
+    unread: str | None = None  # fields of the training records that say something and were not read
     resume_command: str | None = None  # the command that goes on with this run
     tune_command: str | None = None  # the command that fine-tunes its model
     eval_steps: int | None = None

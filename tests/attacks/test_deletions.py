@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from minimind.training.cpu_adam import STALE_SECONDS, announce_build
 
 from minimind import cli
 from minimind.base.errors import UserError
@@ -24,6 +23,7 @@ from minimind.interop.huggingface import save_pretrained
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
 from minimind.training.checkpoint.directory import all_checkpoints, clean_up, problem, remove_debris
+from minimind.training.engine.builds import clear
 from minimind.training.record.file import MetricsFile, to_line
 from tests.attacks.traps import SECRET, Victim
 from tests.support import fake_saver, save_steps
@@ -321,12 +321,13 @@ def test_a_compilers_lock_is_an_empty_file(tmp_path: Path, victim: Victim, monke
     (directory / "cpu_adam.so").touch()
     (directory / "lock").write_text("my notes")
     os.utime(directory / "lock", (1, 1))
-    announce_build(quiet)
+    with pytest.raises(UserError, match="torch did not write"):
+        clear(directory, quiet)
     assert (directory / "lock").read_text() == "my notes"
     (directory / "lock").write_text("")
     os.utime(directory / "lock", (1, 1))
-    announce_build(quiet)
-    assert not (directory / "lock").exists() and STALE_SECONDS > 1
+    clear(directory, quiet)
+    assert not (directory / "lock").exists()
 
 
 def test_remove_files_follows_nothing(tmp_path: Path, victim: Victim) -> None:

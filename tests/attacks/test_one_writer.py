@@ -74,30 +74,35 @@ ALLOWED = {
         "unlink",  # the download itself, which is damaged
         "os.rename",  # the verified download, and another file out of its way
         "truncate",  # of the open file
+        "open",  # an address
     },
-    "data/tally.py": {"unlink", "mkdir"},  # what _require_rejects has looked at
-    "data/demo.py": {"unlink", "mkdir"},  # the stamp in the cache
-    "data/cache.py": {"truncate"},  # of the open lock
-    "data/prepare.py": {"mkdir"},
-    "data/rooms.py": {"mkdir", "chmod"},  # the cache's
-    "data/sources.py": {"mkdir", "NamedTemporaryFile"},  # the spool, in a private directory of a new name
-    "data/store.py": {"mkdir", "rename"},  # a new directory, and it to its place: a link there makes that fail
-    "data/store_files.py": {"rmdir"},
-    "data/check.py": {"TemporaryDirectory"},
-    "data/texts.py": {"TemporaryDirectory"},
-    "data/tables.py": {"TemporaryFile"},
-    "tokenizer.py": {"mkdir"},
-    "commands.py": {"mkdir"},
+    "data/records/rejects.py": {"unlink", "mkdir"},  # what _require_rejects has looked at
+    "corpus/corpus.py": {"unlink", "mkdir"},  # the stamp in the cache
+    "data/store/cache.py": {"truncate"},  # of the open lock
+    "data/store/prepare.py": {"mkdir"},
+    "data/store/rooms.py": {"mkdir", "chmod"},  # the cache's
+    "data/read/sources.py": {"mkdir", "NamedTemporaryFile"},  # the spool, in a private directory of a new name
+    "data/store/store.py": {"mkdir", "rename"},  # a new directory, and it to its place: a link there makes that fail
+    "data/store/files.py": {"rmdir"},
+    "data/check/check.py": {"TemporaryDirectory"},
+    "data/records/texts.py": {"TemporaryDirectory"},
+    "data/read/tables.py": {"TemporaryFile"},
+    "text/tokenizer.py": {"mkdir"},
+    "commands/models.py": {"mkdir"},
     "interop/huggingface.py": {"mkdir", "unlink", "save_file"},  # an export's config.json; into `replacing`'s file
     "interop/gguf.py": {"GGUFWriter"},  # into `replacing`'s file
     "interop/upstream.py": {"torch.save"},  # the same
-    "training/lr_report.py": {"savefig"},  # the same
+    "training/sweep/report.py": {"savefig"},  # the same
     "base/charts.py": {"savefig"},  # into memory
-    "training/snapshot.py": {"torch.save", "chmod"},  # into `create`'s file
-    "training/checkpoints.py": {"os.rename", "unlink", "mkdir"},  # names in checkpoints/, and the pointers
-    "training/run_directory.py": {"mkdir"},
-    "training/metrics_file.py": {"mkdir", "os.rename"},
-    "training/cpu_adam.py": {"unlink"},  # torch's own lock, empty and old
+    "training/checkpoint/snapshot.py": {"torch.save", "chmod"},  # into `create`'s file
+    "training/checkpoint/directory.py": {"os.rename", "unlink", "mkdir"},  # names in checkpoints/, and the pointers
+    "training/run/directory.py": {"mkdir"},
+    "training/record/file.py": {"mkdir", "os.rename"},
+    "api.py": {"TemporaryDirectory"},  # for a pipe's bytes
+    # torch's build directory, its dead lock, and the open lock of ours
+    "training/engine/builds.py": {"mkdir", "unlink", "truncate", "TemporaryFile"},
+    "training/engine/build_lock.py": {"os.open"},  # for reading, to ask the kernel who else has it open
+    "training/process/run_lock.py": {"os.open", "mkdir", "unlink", "rmdir"},  # O_NOFOLLOW; what it made itself
 }
 
 

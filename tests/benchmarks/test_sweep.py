@@ -85,7 +85,7 @@ def test_every_trial_runs_with_the_same_seeds(
     seeds: list[int] = []
 
     def run(trial: Trial, shipped: object, options: object, make: Any) -> float:
-        seeds.append(make(total_steps=1, micro_batch=8, deepspeed_config="x.json", settings={}).seed)
+        seeds.append(make(total_steps=1, micro_batch=8, deepspeed_config="ds_configs/bf16.json", settings={}).seed)
         return 3.0
 
     monkeypatch.setattr(sweep, "run", run)

@@ -101,9 +101,11 @@ def test_a_run_that_was_stopped_early_ends_the_demo(tmp_path: Path, capfd: pytes
     assert demo_run._run(command, tmp_path) == 0
 
 
-def test_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_run, "ROOT", tmp_path)
-    with pytest.raises(UserError, match="from a checkout"):
+def test_an_installation_without_launch_scripts(
+    tmp_path: Path, trained: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minimind.base.shipped.PACKAGE", tmp_path / "nothing" / "minimind")
+    with pytest.raises(UserError, match=r"nothing/launch/pretrain.py: this installation is incomplete"):
         demo_run.run_demo(tmp_path / "demo")
 
 

@@ -43,7 +43,10 @@ def test_this_environment_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_bad_config_ends_with_1_and_lists_every_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    path = write(tmp_path / "c.json", {"gradient_acumulation_steps": 8, "amp": {}, "zero_optimization": {"stage": 3}})
+    path = write(
+        tmp_path / "c.json",
+        {"gradient_acumulation_steps": 8, "amp": {"enabled": True}, "zero_optimization": {"stage": 3}},
+    )
     lines: list[str] = []
     assert doctor.run_doctor(path, output_dir=tmp_path, show=lines.append) == 1
     bad = [line for line in lines if line.startswith("bad")]

@@ -76,7 +76,17 @@ class Rows:
 
 @pytest.mark.parametrize(
     ("name", "stage"),
-    [("fp32", 0), ("fp32", 1), ("fp16", 1), ("fp16_zero2", 2), ("bf16", 1), ("bf16_zero2", 2), ("lion", 1)],
+    [
+        ("fp32", 0),
+        ("fp32", 1),
+        ("fp16", 1),
+        ("fp16_zero2", 2),
+        ("bf16", 1),
+        ("bf16_zero2", 2),
+        ("lion", 1),
+        ("bf16_zero3", 3),
+        ("bf16_zero3_offload", 3),
+    ],
 )
 def test_memory_equals_what_a_real_engine_holds(name: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from minimind.training.engine.engine import Engine, start_processes
@@ -105,7 +115,10 @@ def test_memory_equals_what_a_real_engine_holds(name: str, stage: int, monkeypat
     memory, count = estimate_memory(run, resolved), run.model.num_parameters()
     whole_fp32_gradients = name in ("bf16", "lion")  # BF16_Optimizer keeps them
     kept = memory.states + (4 * count if whole_fp32_gradients else 0)
-    assert after == pytest.approx(kept, rel=0.01)
+    assert after == pytest.approx(kept + memory.host, rel=0.01)
+    if stage == 3:
+        assert memory.states < backward + memory.optimizer <= memory.peak + memory.host + memory.optimizer
+        return
     # before the first update DeepSpeed has no optimizer states yet, or allocated them at start
     expected = memory.weights + memory.masters + memory.gradients
     assert backward == pytest.approx(expected, rel=0.02) or backward == pytest.approx(
@@ -170,6 +183,21 @@ def test_zero_splits_and_offload_moves() -> None:
     assert away.peak < one.peak
 
 
+def test_stage_3_splits_all_and_keeps_one_modules_weights_whole() -> None:
+    run = load_run_config(None, ["model=1.1b"])
+    count, model = run.model.num_parameters(), run.model
+    two, eight = (estimate_memory(run, resolve(CONFIGS / "bf16_zero3.json", run, world, GPU)) for world in (2, 8))
+    assert eight.masters == pytest.approx(count / 2) and eight.optimizer == pytest.approx(count)
+    assert eight.weights == pytest.approx(2 * count / 8, rel=0.01)  # the norms are whole
+    module = 3 * model.hidden_size * model.intermediate_size + model.vocab_size * model.hidden_size
+    assert 2 * module < eight.gathered == two.gathered < 0.3 * 2 * count
+    whole = resolve({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}, run, 8, GPU)
+    assert estimate_memory(run, whole).gathered == 2 * 10**9  # by DeepSpeed's default as much as may live at once
+    away = estimate_memory(run, resolve(CONFIGS / "bf16_zero3_offload.json", run, 8, GPU))
+    assert (away.masters, away.optimizer, away.gradients, away.update_copy) == (0, 0, 0, 0)
+    assert away.host == pytest.approx(22 * count / 8) and away.states < 0.05 * count
+
+
 def test_largest_micro_batch_is_the_last_that_fits() -> None:
     run = load_run_config(None)
     resolved = resolve(CONFIGS / "bf16.json", run, 1, GPU)
@@ -199,6 +227,14 @@ def test_plan_says_na_for_what_it_cannot_know(capsys: pytest.CaptureFixture[str]
     assert lines["time"].startswith("n/a")
     assert lines["steps"] == "n/a"
     assert lines["verdict"].startswith("fits:")
+
+
+def test_plan_of_stage_3_says_what_is_whole_and_what_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_plan(CONFIGS / "bf16_zero3_offload.json", None, ["model=1.1b"], "8GiB", num_gpus=4) == 0
+    lines = {line[:18].strip(): line[18:] for line in capsys.readouterr().out.splitlines()}
+    assert lines["model"].startswith("1,100,048,384")
+    assert lines["model states"].startswith("0.51 GiB weights (in CPU memory) + 1.02 GiB fp32 masters (in CPU memory)")
+    assert lines["gathered"].endswith("at once (estimated)") and "ZeRO stage 3" in lines["config"]
 
 
 def test_plan_that_does_not_fit_ends_with_1_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("preset", "count"), [("26m", 25_829_888), ("104m", 104_030_976)])
+@pytest.mark.parametrize(("preset", "count"), [("26m", 25_829_888), ("104m", 104_030_976), ("1.1b", 1_100_048_384)])
 def test_presets_have_exactly_the_advertised_parameters(preset: str, count: int) -> None:
     assert PRESETS[preset].num_parameters() == count
 

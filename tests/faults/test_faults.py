@@ -48,6 +48,7 @@ CONFIGS = {
     "fp16-zero2": ("fp16_zero2.json", 1, None),
     "bf16-zero2-offload": ("bf16_zero2_offload.json", 1, None),
     "bf16-zero2-two-ranks": ("bf16_zero2.json", 2, None),
+    "bf16-zero3-two-ranks": ("bf16_zero3.json", 2, None),
 }
 KILLS_A_RUN = 5
 ON_EVERY_RANK = {"step", "evaluation", "file", "load", "clock"}

@@ -18,8 +18,9 @@ from minimind.base.errors import UserError
 from minimind.inference.generation import Sampling, generate
 from minimind.interop.gguf import gguf_name, save_gguf
 from minimind.model.transformer import ModelConfig, Transformer
-from minimind.text.chat import JINJA, Turn, as_text, prompt_ids
+from minimind.text.chat import JINJA, Turn, prompt_ids
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
+from tests.text.spelled import as_text
 from tests.waiting import PATIENCE
 
 gguf = pytest.importorskip("gguf")

@@ -12,8 +12,9 @@ import torch
 from minimind.base.errors import UserError
 from minimind.interop.huggingface import llama_config, load_pretrained, read_config, save_pretrained
 from minimind.model.transformer import ModelConfig, Transformer
-from minimind.text.chat import Turn, as_text, prompt_ids, render
+from minimind.text.chat import Turn, prompt_ids, render
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
+from tests.text.spelled import as_text
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minimind.text.chat import JINJA, ROLES, Fitted, Rendered, Role, Turn, as_text, fit, prompt_ids, render
+from minimind.text.chat import JINJA, ROLES, Fitted, Rendered, Role, Turn, fit, prompt_ids, render
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
+from tests.text.spelled import as_text
 
 contents = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20),

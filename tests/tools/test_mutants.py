@@ -34,7 +34,7 @@ def checkout(tmp_path: Path) -> Path:
     (root / "tests" / "training").mkdir(parents=True)
     (root / "minimind" / "training" / "step.py").write_text("def double(x):\n    return x * 2\n")
     (root / "tests" / "training" / "test_step.py").write_text(
-        "from minimind.training.engine.step import double\n\ndef test_it():\n    assert double(3) == 6\n"
+        "from minimind.training.step import double\n\ndef test_it():\n    assert double(3) == 6\n"
     )
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
     return root
@@ -60,12 +60,8 @@ def test_the_core(module: str, core: bool) -> None:
 
 
 def test_tests_are_found_by_rule(tmp_path: Path) -> None:
-    for name in (
-        "training/test_step.py",
-        "training/test_deepspeed_config.py",
-        "training/run/test_loop.py",
-        "training/run/test_main.py",
-    ):
+    for name in ("training/test_step.py", "training/test_deepspeed_config.py", "training/run/test_loop.py",
+                 "training/run/test_main.py"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
 
@@ -104,15 +100,15 @@ def test_a_fault_that_the_tests_see_is_caught_and_the_verdicts_are_kept(checkout
         patch.setattr("tools.mutants.SPARE", 10.0)
         verdicts = list(run(mutants, ledger, [copy], lambda m: key_of(m, checkout)))
     assert sorted(verdict.outcome for verdict in verdicts) == ["caught", "caught", "survived", "timeout"]
-    assert (checkout / "minimind/training/engine/step.py").read_text() == "def double(x):\n    return x * 2\n"
+    assert (checkout / "minimind/training/step.py").read_text() == "def double(x):\n    return x * 2\n"
     again = Ledger(tmp_path / "verdicts.jsonl")
     assert list(run(mutants, again, [], lambda m: key_of(m, checkout))) == []
-    (checkout / "tests/training/engine/test_step.py").write_text("new tests")
+    (checkout / "tests/training/test_step.py").write_text("new tests")
     assert not {key_of(m, checkout) for m in mutants} & set(again.verdicts)
 
 
 def test_tests_that_fail_by_themselves_judge_nothing(checkout: Path, tmp_path: Path) -> None:
-    (checkout / "tests/training/engine/test_step.py").write_text("def test_it():\n    assert False\n")
+    (checkout / "tests/training/test_step.py").write_text("def test_it():\n    assert False\n")
     with pytest.raises(RuntimeError, match="fail without any mutation"):
         Copy(checkout, tmp_path / "copy").judge(mutant(""), "key")
 
@@ -120,7 +116,10 @@ def test_tests_that_fail_by_themselves_judge_nothing(checkout: Path, tmp_path: P
 def test_the_summary_counts_and_names_survivors() -> None:
     verdicts = [Verdict(str(n), "a.py", n, "x -> y", "caught", 1.0) for n in range(3)]
     text = summary([*verdicts, Verdict("9", "b.py", 7, "1 -> 2", "survived", 1.0)], 300)
-    assert text.splitlines() == ["4 of 300 judged: 3 caught (75.0%), 1 survived", "  minimind/b.py:7: 1 -> 2"]
+    assert text.splitlines() == [
+        "4 of 300 judged: 3 caught (75.0%), 1 survived",
+        "  minimind/b.py:7: 1 -> 2",
+    ]
 
 
 def test_mutants_leave_annotations_and_prose_alone_and_take_decorated_functions(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
-"""Hosts and their slots: a hostfile, and what ``--include`` and ``--exclude`` leave of it, as launcher/runner.py reads
-them (``_parse_hostfile``, ``parse_resource_filter``), with one line where that ends in a traceback."""
+"""Hosts and their slots: a hostfile, and what ``--include`` and ``--exclude`` leave of it.
+
+As DeepSpeed's launcher/runner.py reads them (``_parse_hostfile``, ``parse_resource_filter``), with one line where that
+ends in a traceback.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`minimind launch` runs the `deepspeed` script through this: ``python -m minimind.commands.launcher.runner SCRIPT``.
+"""`minimind launch` runs the `deepspeed` script through this module, by ``python -m``: SCRIPT and its words follow.
 
 What the script raises before it has started anything, beyond what commands/launcher/words.py has looked at, becomes one
 line and exit code 2; its own exit codes stay. Standard error itself is left alone: it is the ranks', who draw a

@@ -22,7 +22,7 @@ def settle(draft: Draft, run: RunConfig, path: str, name: str) -> Any:
         return wanted
     if wanted is None or given == wanted or not isinstance(given, (int, float)):
         return given
-    if not wins(draft, run, path, name, given, wanted):
+    if not wins(draft, run, path, name=name, given=given, wanted=wanted):
         return given
     draft.set(path, wanted)
     return wanted
@@ -31,7 +31,7 @@ def settle(draft: Draft, run: RunConfig, path: str, name: str) -> Any:
 def wins(draft: Draft, run: RunConfig, path: str, name: str, given: Any, wanted: Any) -> bool:
     """Two different values: whether the run's wins, because it is the command line's; said either way."""
     if run.commanded(name):
-        say_winner(draft, run, path, name, given, wanted)
+        say_winner(draft, run, path, name=name, given=given, wanted=wanted)
         return True
     draft.problem(
         path,

@@ -16,7 +16,7 @@ from minimind.config.run import RunConfig
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSizes:
     """Rows per rank and micro-batch, micro-batches per optimizer step, and which value decided."""
 
     micro: int
@@ -30,7 +30,7 @@ _YAML_NAMES = {
 }
 
 
-def solve_batch(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str, float]) -> Batch | None:
+def solve_batch(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str, float]) -> BatchSizes | None:
     """The solved triple, or None with the reason among the draft's problems."""
     before = len(draft.problems)
     total = _from_json(draft, "train_batch_size")
@@ -43,14 +43,14 @@ def solve_batch(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str,
         accumulation_value = accumulation or int(fallback["gradient_accumulation_steps"])
         unset = [name for name, value in (("micro-batch", micro), ("accumulation", accumulation)) if value is None]
         reason = f"{' and '.join(unset)} by default" if unset else f"from {micro_from} and {accumulation_from}"
-        return Batch(micro_value, accumulation_value, reason)
+        return BatchSizes(micro_value, accumulation_value, reason)
     if micro and accumulation:
         said = " and ".join(dict.fromkeys((micro_from, accumulation_from)))
-        return _check_product(draft, total, micro, accumulation, world, f"as {said} say")
+        return _check_product(draft, total, micro, accumulation=accumulation, world=world, reason=f"as {said} say")
     if micro:
-        return _divide(draft, total, micro, world, "micro-batch", "accumulation")
-    solved = _divide(draft, total, accumulation or 1, world, "accumulation", "micro-batch")
-    return solved and Batch(solved.accumulation, accumulation or 1, solved.reason)
+        return _divide(draft, total, micro, world=world, known_name="micro-batch", name="accumulation")
+    solved = _divide(draft, total, accumulation or 1, world=world, known_name="accumulation", name="micro-batch")
+    return solved and BatchSizes(solved.accumulation, accumulation or 1, solved.reason)
 
 
 def _from_json(draft: Draft, key: str) -> int | None:
@@ -69,10 +69,14 @@ def _given(draft: Draft, run: RunConfig, key: str) -> tuple[int | None, str]:
     return value, "the JSON" if ours is not None and value == ours else run.place(name)
 
 
-def _check_product(draft: Draft, total: int, micro: int, accumulation: int, world: int, reason: str) -> Batch | None:
+def _check_product(
+    draft: Draft, total: int, micro: int, accumulation: int, world: int, reason: str
+) -> BatchSizes | None:
     product = micro * accumulation * world
     if product == total:
-        return Batch(micro, accumulation, reason)
+        return BatchSizes(micro, accumulation, reason)
+    if total % (micro * accumulation) == 0:
+        return _other_ranks(draft, total, BatchSizes(micro, accumulation, reason), world)
     fitting = (
         f"; with train_batch_size {total} accumulation would be {total // (micro * world)}"
         if total % (micro * world) == 0
@@ -86,11 +90,25 @@ def _check_product(draft: Draft, total: int, micro: int, accumulation: int, worl
     return None
 
 
-def _divide(draft: Draft, total: int, known: int, world: int, known_name: str, name: str) -> Batch | None:
+def _other_ranks(draft: Draft, total: int, batch: BatchSizes, world: int) -> BatchSizes:
+    """A file for another number of ranks: what each rank does stays, and the rows of a step follow the ranks."""
+    ranks, rows = total // (batch.micro * batch.accumulation), batch.micro * batch.accumulation
+    draft.find(
+        "batch-other-ranks",
+        f"train_batch_size {total:,} = micro-batch {batch.micro} x accumulation {batch.accumulation} x {ranks} "
+        f"rank(s): the file was written for {ranks}; on {world} a step has {rows * world:,} rows",
+        f"for {total:,} rows on {world} rank(s) change gradient_accumulation_steps, or delete train_batch_size",
+        written_for=ranks,
+        ranks=world,
+    )
+    return batch
+
+
+def _divide(draft: Draft, total: int, known: int, world: int, known_name: str, name: str) -> BatchSizes | None:
     """``Batch(known, total / (known * world))``; the caller swaps the two when it solves for the micro-batch."""
     part = known * world
     if total % part == 0:
-        return Batch(known, total // part, f"{name} solved from train_batch_size {total}")
+        return BatchSizes(known, total // part, f"{name} solved from train_batch_size {total}")
     lower, upper = total // part * part, (total // part + 1) * part
     choice = f"{lower} or {upper}" if lower else f"{upper}"
     draft.problem(

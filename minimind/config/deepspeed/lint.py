@@ -13,8 +13,9 @@ from typing import Any
 
 from minimind.base.findings import Finding
 from minimind.base.problems import nearest
-from minimind.config.deepspeed.schema import MONITORS, REMOVED, REMOVED_ZERO, TOP_LEVEL, Kind, removed_message
-from minimind.config.deepspeed.source import Source
+from minimind.config.deepspeed.homes import home_of, squeeze
+from minimind.config.deepspeed.schema import MONITORS, TOP_LEVEL, ValueKind
+from minimind.config.deepspeed.source import JsonSource
 
 AUTO = "auto"
 
@@ -23,12 +24,13 @@ AUTO = "auto"
 class Draft:
     """A config on its way from the file to the engine: its values, and what was found wrong or worth saying."""
 
-    source: Source
+    source: JsonSource
     values: dict[str, Any]
     problems: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     kind: str = "pretrain"  # or "sft": what the config is for
     defaulted: list[str] = field(default_factory=list)  # "auto" keys that nobody fills: DeepSpeed's default applies
+    strict: bool = False  # a key that is not used is a problem
 
     def problem(self, path: str, message: str) -> None:
         """Record ``file:line: key: message``."""
@@ -37,6 +39,13 @@ class Draft:
     def find(self, code: str, message: str, advice: str, **values: float) -> None:
         """Record one finding."""
         self.findings.append(Finding(code, message, advice, values=values))
+
+    def unused(self, code: str, path: str, message: str, advice: str) -> None:
+        """Record that a key is not used: a finding with its place; under ``--strict`` a problem."""
+        if self.strict:
+            self.problem(path, f"{message.removeprefix(f'{path}: ')}: {advice} (--strict)")
+        else:
+            self.find(code, f"{self.source.place(tuple(path.split('.')))}: {message}", advice)
 
     def get(self, path: str, default: Any = None) -> Any:
         """The value at a dotted path, or ``default``."""
@@ -68,29 +77,22 @@ class Draft:
 
 
 def check_names_and_types(draft: Draft) -> None:
-    """Unknown and removed keys at every depth, and values of the wrong type; right ones are coerced as pydantic
-    would.
-    """
-    for key in [key for key in draft.values if key in REMOVED]:
-        draft.problem(key, removed_message(key, REMOVED[key]))
-        del draft.values[key]
+    """Unknown keys at every depth, and values of the wrong type; right ones are coerced as pydantic would."""
     zero = draft.values.get("zero_optimization")
     if isinstance(zero, bool):  # DeepSpeed's oldest form
         draft.values["zero_optimization"] = {"stage": int(zero)}
-    elif isinstance(zero, dict):
-        for key in [key for key in zero if key in REMOVED_ZERO]:
-            draft.problem(f"zero_optimization.{key}", removed_message(key, REMOVED_ZERO[key]))
-            del zero[key]
+    elif isinstance(zero, dict) and isinstance(zero.get("stage"), bool):  # pydantic's reading of true
+        zero["stage"] = int(zero["stage"])
     _check_section(draft, draft.values, TOP_LEVEL, "")
 
 
-def _check_section(draft: Draft, section: dict[str, Any], kinds: Mapping[str, Kind], prefix: str) -> None:
+def _check_section(draft: Draft, section: dict[str, Any], kinds: Mapping[str, ValueKind], prefix: str) -> None:
     for key in list(section):
         path, value = f"{prefix}{key}", section[key]
         if key.startswith(("_", "//", "#")):
             del section[key]  # JSON's usual stand-in for a comment
         elif key not in kinds:
-            draft.problem(path, f"unknown key{nearest(key, kinds)}; {_what_deepspeed_does(prefix)}")
+            _unknown(draft, path, key, prefix, kinds)
             del section[key]
         elif value is None:
             del section[key]  # null is DeepSpeed's spelling of "not given"
@@ -104,18 +106,30 @@ def _check_section(draft: Draft, section: dict[str, Any], kinds: Mapping[str, Ki
             _coerce(draft, section, key, kinds[key], path)
 
 
-def _what_deepspeed_does(prefix: str) -> str:
-    if prefix == "compile.":  # options of torch.compile in old DeepSpeed versions
-        return "DeepSpeed 0.19.8 refuses it; for torch.compile set `compile: on` in the YAML"
-    checked = prefix.split(".")[0] in _CHECKED_BY_DEEPSPEED
-    return "DeepSpeed would refuse it" if checked else "DeepSpeed would silently ignore it"
+def _unknown(draft: Draft, path: str, key: str, prefix: str, kinds: Mapping[str, ValueKind]) -> None:
+    """A key that is not DeepSpeed's: a problem if DeepSpeed stops at it or it is a slip, else said and not used."""
+    spelled_here = any(squeeze(key) == squeeze(name) for name in kinds)
+    home = "" if spelled_here else home_of(key, prefix)
+    belongs = f" belongs {home}" if home else ""
+    if prefix.split(".")[0] in _CHECKED_BY_DEEPSPEED:
+        hint = f":{belongs}" if home else nearest(key, kinds)
+        draft.problem(path, f"unknown key{hint}; DeepSpeed would refuse it")
+    elif home:
+        message = f"{path}: DeepSpeed ignores it at this place, and it is not used"
+        draft.unused("key-misplaced", path, message, f"it{belongs}")
+    elif slip := nearest(key, kinds, cutoff=_SLIP):
+        draft.problem(path, f"unknown key{slip}; DeepSpeed would silently ignore it")
+    else:
+        draft.unused("key-ignored", path, f"{path}: not a key of DeepSpeed's, which ignores it; not used", "delete it")
 
+
+_SLIP = 0.75  # how like a known key an unknown one is to be a misspelling: "grad_clipping" is, "monitoring" is not
 
 # The sections that are pydantic models in DeepSpeed; in the others an unknown key passes unseen
-_CHECKED_BY_DEEPSPEED = {"fp16", "bf16", "zero_optimization", "compile", "timers", *MONITORS}
+_CHECKED_BY_DEEPSPEED = {"fp16", "bf16", "zero_optimization", "compile", "timers", "comms_logger", *MONITORS}
 
 
-def check_params(draft: Draft, section: str, kinds: Mapping[str, Kind], owner: str) -> None:
+def check_params(draft: Draft, section: str, kinds: Mapping[str, ValueKind], owner: str) -> None:
     """The ``params`` of an optimizer or scheduler, whose keys depend on its type."""
     params = draft.get(f"{section}.params", {})
     if not isinstance(params, dict):
@@ -124,9 +138,7 @@ def check_params(draft: Draft, section: str, kinds: Mapping[str, Kind], owner: s
         return
     for key in list(params):
         path = f"{section}.params.{key}"
-        if key == "max_grad_norm":
-            draft.problem(path, 'DeepSpeed refuses it here: set "gradient_clipping" at the top level instead')
-        elif key not in kinds:
+        if key not in kinds:
             draft.problem(
                 path, f"not a parameter of this trainer's {owner}{nearest(key, kinds)}; it takes {', '.join(kinds)}"
             )
@@ -136,7 +148,7 @@ def check_params(draft: Draft, section: str, kinds: Mapping[str, Kind], owner: s
             _coerce(draft, params, key, kinds[key], path)
 
 
-def _coerce(draft: Draft, section: dict[str, Any], key: str, kind: Kind, path: str) -> None:
+def _coerce(draft: Draft, section: dict[str, Any], key: str, kind: ValueKind, path: str) -> None:
     """Replace a value by its typed form, as pydantic would ("2" -> 2, 5e8 -> 500000000). A wrong one is recorded and
     removed, so that later checks meet only right types.
     """
@@ -158,7 +170,7 @@ _WANTED = {
 }
 
 
-def _convert(value: Any, kind: Kind) -> Any:
+def _convert(value: Any, kind: ValueKind) -> Any:
     if kind == "any":
         return value
     if isinstance(kind, tuple):

@@ -1,8 +1,8 @@
 """The ``optimizer`` section -> ``OptimizerSpec``, which ``engine.py`` turns into an optimizer with decay
 groups.
 
-Known weakness: only the optimizers whose update is tested here are accepted; DeepSpeed itself takes any
-torch.optim name.
+Of the torch.optim names that DeepSpeed takes, those are accepted whose update is a function of each number's own
+gradients: ZeRO hands an optimizer flat slices, in which one that looks at whole matrices (Adafactor) means another one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minimind.base.defaults import DEEPSPEED_EPS, DEEPSPEED_LR, DEEPSPEED_WEIGHT_DECAY, LION_BETAS, learning_rate
+from minimind.base.defaults import DEEPSPEED_EPS, DEEPSPEED_LR, DEEPSPEED_WEIGHT_DECAY, LION_BETAS
 from minimind.base.problems import nearest
-from minimind.config.deepspeed.agreement import settle, wins
+from minimind.config.deepspeed.agreement import say_winner, settle, wins
 from minimind.config.deepspeed.lint import AUTO, Draft, check_params
-from minimind.config.deepspeed.schema import OPTIMIZERS
+from minimind.config.deepspeed.optimizers import OPTIMIZERS, kind_named, learning_rate
 from minimind.config.run import RunConfig
 
 RATES = ("lr", "muon_lr", "adam_lr")  # params that are learning rates
@@ -23,25 +23,22 @@ RATES = ("lr", "muon_lr", "adam_lr")  # params that are learning rates
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """``type`` is one of AdamW, Adam (decay as L2), AdamW8bit, Lion, Muon; ``params`` always holds lr and
-    weight_decay, and betas and eps where the type has them. ``betas`` is a tuple.
+    """``type`` is a key of ``OPTIMIZERS`` (Adam: decay as L2); ``params`` always holds lr and weight_decay, and betas
+    and eps where the type has them. ``betas`` is a tuple.
     """
 
     type: str
     params: dict[str, Any]
 
 
-_ALIASES = {
-    "adam": "AdamW",
-    "adamw": "AdamW",
-    "adamw8bit": "AdamW8bit",
-    "adam8bit": "AdamW8bit",
-    "lion": "Lion",
-    "muon": "Muon",
-    "fusedadam": "AdamW",
-    "deepspeedcpuadam": "AdamW",
-}
 _REMOVED = {"onebitadam", "onebitlamb", "zerooneadam", "onebitadamw"}
+_NOT_HERE = {
+    "lamb": "its rate for a layer is a ratio of norms, which under ZeRO DeepSpeed takes over slices of many layers",
+    "adafactor": "it factors whole matrices, and ZeRO hands it flat slices",
+    "lbfgs": "it needs a closure, which DeepSpeed never gives it",
+    "sparseadam": "it takes sparse gradients only, and these are dense",
+    **dict.fromkeys(("muadam", "muadamw", "musgd"), "it needs the package mup and a model with its base shapes"),
+}
 
 
 def resolve_optimizer(
@@ -49,20 +46,13 @@ def resolve_optimizer(
 ) -> OptimizerSpec | None:
     """The optimizer to build; None with the reason among the problems. Without a section: AdamW from the YAML."""
     if not draft.get("optimizer.type"):
-        draft.find(
-            "optimizer-default",
-            'no "optimizer" in the JSON: AdamW with the values of the YAML and the command line, else the defaults',
-            'add an "optimizer" section to own them in the JSON',
-        )
-        draft.values["optimizer"] = {
-            "type": "AdamW",
-            "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), AUTO),
-        }
+        _by_the_yaml(draft, run)
+    _settle_type(draft, run)
     name = str(draft.get("optimizer.type"))
     kind = _kind(draft, name)
     if kind is None:
         return None
-    check_params(draft, "optimizer", OPTIMIZERS[kind], kind)
+    check_params(draft, "optimizer", OPTIMIZERS[kind].params, kind)
     params = draft.get("optimizer.params") or {}
     if not isinstance(params, dict):
         return None
@@ -70,15 +60,55 @@ def resolve_optimizer(
         kind = "Adam"
     _fill(draft, run, kind, params, fallback)
     _check_ranges(draft, params)
-    if offload and kind != "AdamW" and kind != "Adam":
+    if offload and kind not in ("AdamW", "Adam"):
         draft.problem(
             "zero_optimization.offload_optimizer.device",
             f"{kind} has no CPU form that this trainer has proven: use AdamW, or delete offload_optimizer",
         )
     clean = {key: value for key, value in params.items() if value != AUTO and key not in _ENGINE_CHOICES}
+    if clean.get("bias_correction") is True:
+        del clean["bias_correction"]
     if isinstance(clean.get("betas"), list):
         clean["betas"] = tuple(clean["betas"])
     return OptimizerSpec(kind, clean)
+
+
+def _by_the_yaml(draft: Draft, run: RunConfig) -> None:
+    """No section: the optimizer with every value left to the YAML."""
+    kind = run.optim or "AdamW"
+    if run.optim is None:
+        draft.find(
+            "optimizer-default",
+            'no "optimizer" in the JSON: AdamW with the values of the YAML and the command line, else the defaults',
+            'add an "optimizer" section to own them in the JSON',
+        )
+    automatic = [key for key in ("lr", "betas", "eps", "weight_decay") if key in OPTIMIZERS[kind].params]
+    draft.values["optimizer"] = {"type": kind, "params": dict.fromkeys(automatic, AUTO)}
+
+
+def _settle_type(draft: Draft, run: RunConfig) -> None:
+    """The run's ``optim`` against the JSON's type: the command line's wins, with its own default values."""
+    name = str(draft.get("optimizer.type"))
+    given = kind_named(name)
+    if run.optim is None or given is None or given == run.optim:
+        return
+    if run.commanded("optim"):
+        say_winner(draft, run, "optimizer.type", "optim", name, run.optim)
+        params = draft.get("optimizer.params")
+        kept = params if isinstance(params, dict) else {}
+        draft.values["optimizer"] = {
+            "type": run.optim,
+            "params": {key: value for key, value in kept.items() if key in OPTIMIZERS[run.optim].params and key != "lr"}
+            | {"lr": AUTO},
+        }
+    else:
+        draft.problem(
+            "optimizer.type", f"{name} in the JSON but optim is {run.optim} {run.origin('optim')}: delete one of them"
+        )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
 
 
 # How the update is computed, not what it is: the engine chooses by device and offload
@@ -87,7 +117,6 @@ _ENGINE_CHOICES = {
     "adam_w_mode",
     "fused",
     "foreach",
-    "bias_correction",
     "amsgrad",
     "set_grad_none",
     "fp32_optimizer_states",
@@ -95,11 +124,13 @@ _ENGINE_CHOICES = {
 
 
 def _kind(draft: Draft, name: str) -> str | None:
-    plain = name.lower().replace("_", "").replace("-", "")
-    if plain in _ALIASES:
-        return _ALIASES[plain]
+    if kind := kind_named(name):
+        return kind
+    plain = _plain(name)
     if plain in _REMOVED:
         draft.problem("optimizer.type", f'"{name}": DeepSpeed removed the 1-bit optimizers: use AdamW')
+    elif plain in _NOT_HERE:
+        draft.problem("optimizer.type", f'"{name}" is not supported: {_NOT_HERE[plain]}: use AdamW')
     else:
         draft.problem(
             "optimizer.type",
@@ -116,15 +147,15 @@ def _fill(draft: Draft, run: RunConfig, kind: str, params: dict[str, Any], fallb
     unset: list[str] = []
     automatic = {"learning_rate": learning_rate(draft.kind, kind), **fallback}
     for key, yaml_name, default in (
-        ("lr", "learning_rate", DEEPSPEED_LR),
-        ("eps", "adam_epsilon", DEEPSPEED_EPS),
+        ("lr", "learning_rate", OPTIMIZERS[kind].absent.get("lr", DEEPSPEED_LR)),
+        ("eps", "adam_epsilon", OPTIMIZERS[kind].absent.get("eps", DEEPSPEED_EPS)),
         # FusedAdam's; torch's AdamW has 0.01, and what absence means must not depend on the class
         ("weight_decay", "weight_decay", DEEPSPEED_WEIGHT_DECAY),
     ):
-        if key in OPTIMIZERS[kind]:
+        if key in OPTIMIZERS[kind].params:
             value = automatic[yaml_name] if params.get(key) == AUTO else default
-            unset += _fill_one(draft, run, params, key, yaml_name, value)
-    if "betas" in OPTIMIZERS[kind]:
+            unset += _fill_one(draft, run, params, key=key, yaml_name=yaml_name, default=value)
+    if "betas" in OPTIMIZERS[kind].params:
         adam = (fallback["adam_beta1"], fallback["adam_beta2"])
         _fill_betas(draft, run, params, LION_BETAS if kind == "Lion" else adam)
     if unset:
@@ -156,7 +187,7 @@ def _fill_betas(draft: Draft, run: RunConfig, params: dict[str, Any], default: t
         if (
             value is not None
             and value != given[index]
-            and wins(draft, run, "optimizer.params.betas", name, given[index], value)
+            and wins(draft, run, "optimizer.params.betas", name=name, given=given[index], wanted=value)
         ):
             given[index] = value
 
@@ -168,19 +199,25 @@ def _check_ranges(draft: Draft, params: Mapping[str, Any]) -> None:
         ("weight_decay", 0, False),
         ("muon_lr", 0, True),
         ("adam_lr", 0, True),
+        ("momentum", 0, False),
+        ("lr_decay", 0, False),
+        ("initial_accumulator_value", 0, False),
+        ("momentum_decay", 0, False),
+        ("alpha", 0, False),
+        ("rho", 0, False),
     ):
         value = params.get(key)
         if isinstance(value, (int, float)) and (value < lowest or (strict and value == lowest)):
             draft.problem(f"optimizer.params.{key}", f"{value} must be {'above' if strict else 'at least'} {lowest}")
+    for key in ("alpha", "rho"):
+        if isinstance(params.get(key), (int, float)) and params[key] > 1:
+            draft.problem(f"optimizer.params.{key}", f"{params[key]} must be at most 1")
+    if params.get("nesterov") is True and (not params.get("momentum") or params.get("dampening")):
+        draft.problem("optimizer.params.nesterov", "true needs a momentum, and no dampening")
     betas = params.get("betas")
     if isinstance(betas, list) and any(isinstance(beta, (int, float)) and not 0 <= beta < 1 for beta in betas):
         draft.problem("optimizer.params.betas", f"{betas}: each must be at least 0 and below 1")
     if params.get("amsgrad") is True:
         draft.problem(
             "optimizer.params.amsgrad", "true is not supported: neither DeepSpeed's fused nor its CPU Adam has it"
-        )
-    if params.get("bias_correction") is False:
-        draft.problem(
-            "optimizer.params.bias_correction",
-            "false is not supported: torch's AdamW, which runs here, always corrects: delete it",
         )

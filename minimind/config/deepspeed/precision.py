@@ -12,6 +12,7 @@ def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate:
     """The precision the JSON asks for, with "auto" filled from the run's ``fp16``/``bf16`` or else from the
     hardware. A section that the JSON lacks states nothing: the run's flag decides, as in Hugging Face.
     """
+    _autocast_as_section(draft)
     for name in ("fp16", "bf16"):
         settled = settle(draft, run, f"{name}.enabled", name)
         if settled is True and draft.get(f"{name}.enabled") is None:
@@ -23,8 +24,10 @@ def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate:
     if draft.on("fp16") and draft.on("bf16"):
         draft.problem("fp16.enabled", "fp16 and bf16 are both enabled: keep one")
     if draft.on("fp16"):
+        _fill_scaler(draft, run)
         _check_fp16(draft, hardware, emulate)
         return "fp16"
+    _say_scaler_unused(draft, run)
     if draft.on("bf16"):
         if not hardware.bf16:
             better = best_precision(hardware)
@@ -38,10 +41,48 @@ def resolve_precision(draft: Draft, run: RunConfig, hardware: Hardware, emulate:
     return "fp32"
 
 
+def _autocast_as_section(draft: Draft) -> None:
+    """``torch_autocast`` -> the section of its dtype. DeepSpeed 0.19.8 clips and reports gradients that are still
+    multiplied by the loss scale under it; the section has the same fp32 masters, and half weights in every product.
+    """
+    if not draft.on("torch_autocast"):
+        draft.drop("torch_autocast")
+        return
+    given = str(draft.get("torch_autocast.dtype", "bf16")).removeprefix("torch.")
+    name = next((short for short in ("fp16", "bf16") if given in _DTYPE_NAMES[short]), None)
+    if name is None:
+        draft.problem("torch_autocast.dtype", f'expected "bfloat16" or "float16", got {given!r}')
+    elif not draft.on("fp16") and not draft.on("bf16"):
+        draft.set(f"{name}.enabled", True)
+        draft.find(
+            "autocast-as-section",
+            f"torch_autocast with {given} runs as the {name} section: fp32 masters as there, norms in {name} too",
+            f'write "{name}": {{"enabled": true}} instead',
+        )
+    draft.drop("torch_autocast")
+
+
+_SCALER = ("initial_scale_power", "loss_scale_window", "hysteresis")  # of the JSON's fp16 section, and of the YAML
+
+
+def _fill_scaler(draft: Draft, run: RunConfig) -> None:
+    for name in _SCALER:
+        value = settle(draft, run, f"fp16.{name}", name)
+        if value is not None:
+            draft.set(f"fp16.{name}", value)
+
+
+def _say_scaler_unused(draft: Draft, run: RunConfig) -> None:
+    given = [name for name in _SCALER if getattr(run, name) is not None]
+    if given:
+        where = " and ".join(f"{name} ({run.place(name)})" for name in given)
+        draft.find("setting-unused", f"{where}: without fp16 there is no loss scale", "delete it, or set fp16: true")
+
+
 def _one_precision(draft: Draft, run: RunConfig, name: str, other: str) -> None:
     """``name`` is asked for by the run and ``other`` enabled in the JSON: the command line wins, a YAML does not."""
     if run.commanded(name):
-        say_winner(draft, run, f"{other}.enabled", name, True, True)
+        say_winner(draft, run, f"{other}.enabled", name=name, given=True, wanted=True)
     else:
         draft.problem(
             f"{other}.enabled",

@@ -14,28 +14,32 @@ from minimind.config.deepspeed.lint import AUTO, Draft
 
 # path: why a true (or "on") value is refused
 _REFUSED_SWITCHES = {
-    "torch_autocast.enabled": "DeepSpeed 0.19.8 clips and reports gradients that are still multiplied by the "
-    "loss scale under torch_autocast; use the fp16 or bf16 section",
-    "hybrid_engine.enabled": "it is for reinforcement learning with generation inside training",
-    "compile.deepcompile": "DeepCompile rewrites the backward pass, which this trainer has not proven; "
-    "set `compile: on` in the YAML for torch.compile",
-    "data_efficiency.enabled": "it reorders or drops samples, and here the order is a function of seed and epoch alone",
     "expert_parallel.enabled": "the model has no experts",
     "weight_quantization.enabled": "it is for inference",
-    "fp16.fp16_master_weights_and_grads": "without fp32 master weights updates below fp16's spacing are lost",
-    "bf16.bf16_master_weights_and_grads": "without fp32 master weights updates below bf16's spacing (1/256) are lost",
-    "bf16.bf16_optimizer_states": "Adam's second moment changes by 1/1000 a step, which bf16 rounds to nothing",
-    "bf16.immediate_grad_update": "it accumulates inside the backward hooks, which this trainer has not proven",
-    "checkpoint.load_universal": "use --resume: this trainer's checkpoints carry data order, RNG and schedule as well",
-    "checkpoint.use_node_local_storage": "a checkpoint here is complete only with all shards in one directory",
     "zero_optimization.legacy_stage1": "DeepSpeed itself refuses it (removed in 0.5.9): delete it",
-    "zero_optimization.elastic_checkpoint": "this trainer's verified checkpoints do not cover it: delete it",
-    "zero_optimization.offload_optimizer.super_offload": "it exists only for ZeRO stage 3",
+    "zero_optimization.offload_optimizer.super_offload": "it exists only for ZeRO stage 3 on CUDA, where this trainer "
+    "has not proven it",
 }
 _REFUSED_OFF = {
     "managed_gradient_accumulation": "this trainer relies on DeepSpeed stepping once a window: delete it",
-    "zero_optimization.compute_grad_norm": "clipping, health checks and metrics need the gradient norm: delete it",
-    "zero_optimization.load_from_fp32_weights": "resume would restart from half-precision weights: delete it",
+}
+# (path, value): what happens instead; no update of a weight is another for it, or only a more exact one
+_DROPPED = {
+    ("hybrid_engine.enabled", True): "it is for generation inside training, and nothing is generated",
+    ("compile.deepcompile", True): "DeepSpeed applies it in engine.compile(); torch.compile is `compile: on` in the "
+    "YAML",
+    ("checkpoint.load_universal", True): "--resume goes on from any layout's checkpoint by itself",
+    ("checkpoint.use_node_local_storage", True): "all shards of a checkpoint are written into one directory, which "
+    "every node must see",
+    ("zero_optimization.elastic_checkpoint", True): "every checkpoint can be resumed on another number of ranks",
+    ("zero_optimization.compute_grad_norm", False): "clipping, health checks and metrics need the norm, which is "
+    "computed",
+    ("zero_optimization.load_from_fp32_weights", False): "a resumed run takes the fp32 masters, which are exact",
+    ("fp16.fp16_master_weights_and_grads", True): "masters and gradients' sums are kept in fp32",
+    ("bf16.bf16_master_weights_and_grads", True): "masters are kept in fp32: bf16 would lose updates below 1/256 of "
+    "a weight",
+    ("bf16.bf16_optimizer_states", True): "Adam's moments are kept in fp32: bf16 rounds a change of 1/1000 to nothing",
+    ("bf16.immediate_grad_update", True): "gradients are added after each backward pass, to the same sum",
 }
 
 
@@ -44,6 +48,11 @@ def refuse_unsupported(draft: Draft) -> None:
     for path, reason in _REFUSED_SWITCHES.items():
         if draft.get(path) is True:
             draft.problem(path, f"true is not supported: {reason}")
+    for (path, value), instead in _DROPPED.items():
+        if draft.get(path) is value:
+            text = f"{path} {str(value).lower()} is not used: {instead}"
+            draft.unused("setting-dropped", path, text, "delete it")
+            draft.drop(path)
     for path, reason in _REFUSED_OFF.items():
         if draft.get(path) is False:
             draft.problem(path, f"false is not supported: {reason}")
@@ -58,12 +67,31 @@ def refuse_unsupported(draft: Draft) -> None:
             "zero_optimization.zenflow",
             "ZenFlow applies part of each update late, so a step is no longer the update of its own batch: delete it",
         )
-    if draft.get("checkpoint.writer"):
-        draft.problem("checkpoint.writer", "DeepSpeed 0.19.8's writers save files that can't be loaded back: delete it")
-    if draft.get("datastates_ckpt") not in (None, False, AUTO):
-        draft.problem("datastates_ckpt", "this trainer writes its own verified checkpoints: delete it")
+    for path in ("checkpoint.writer", "datastates_ckpt"):
+        if draft.get(path) not in (None, False, AUTO, {}):
+            text = f"{path} is not used: this trainer writes its own verified checkpoints, in the background"
+            draft.unused("setting-dropped", path, text, "delete it")
+        draft.drop(path)
+    _refuse_data_efficiency(draft)
     _refuse_parallelism(draft)
-    _refuse_prescale(draft)
+    _drop_prescale(draft)
+
+
+def _refuse_data_efficiency(draft: Draft) -> None:
+    """Its switch alone does nothing; a curriculum, dynamic batches or dropped tokens train on other data."""
+    section = draft.get("data_efficiency")
+    if not isinstance(section, Mapping) or str(section.get("enabled")).lower() != "true":
+        return
+    for outer, inner in (
+        ("data_sampling", "curriculum_learning"),
+        ("data_sampling", "dynamic_batching"),
+        ("data_routing", "random_ltd"),
+    ):
+        path = f"data_efficiency.{outer}.{inner}.enabled"
+        on = [draft.get(f"data_efficiency.{outer}.enabled", False), draft.get(path)]
+        if all(str(value).lower() == "true" for value in on):
+            reason = "it reorders or drops samples or tokens, and here the order is a function of seed and epoch alone"
+            draft.problem(path, f"true is not supported: {reason}")
 
 
 def _refuse_parallelism(draft: Draft) -> None:
@@ -87,19 +115,18 @@ def _tp_size(tensor: Mapping[str, Any]) -> Any:
     return inner.get("tp_size", 0) if isinstance(inner, Mapping) else 0
 
 
-def _refuse_prescale(draft: Draft) -> None:
-    """Scaling before the reduction: proven here without ZeRO; with stage 2 DeepSpeed stops at start-up."""
-    if draft.get("zero_optimization.stage", 0) in (0, AUTO) and not draft.on("fp16"):
+def _drop_prescale(draft: Draft) -> None:
+    """When gradients are divided by the ranks: proven here without ZeRO; with it DeepSpeed mostly stops at start-up."""
+    without_zero = draft.get("zero_optimization.stage", 0) in (0, AUTO)
+    if without_zero and not any(draft.on(name) for name in ("fp16", "bf16", "torch_autocast")):
         return
     for key, default in (("prescale_gradients", False), ("gradient_predivide_factor", 1.0)):
         value = draft.get(key, default)
         if value not in (default, AUTO):
-            why = ", as which fp16 runs here" if draft.get("zero_optimization.stage", 0) in (0, AUTO) else ""
-            draft.problem(
-                key,
-                f"{str(value).lower()} is not supported with ZeRO{why}: stage 2 stops at start-up "
-                "(reduce_scatter), and stage 1 is not proven here: delete it",
-            )
+            why = ", as which half precision runs here" if without_zero else ""
+            text = f"{key} {str(value).lower()} is not used: under ZeRO{why} gradients are divided after their sum"
+            draft.unused("setting-dropped", key, f"{text}, to the same mean", "delete it")
+            draft.drop(key)
 
 
 def note_unused(draft: Draft) -> None:
@@ -109,12 +136,13 @@ def note_unused(draft: Draft) -> None:
         "set `gradient_checkpointing: true` in the YAML",
         "pipeline": "the model is not a PipelineModule",
         "autotuning": "it belongs to `deepspeed --autotuning`",
-        "data_efficiency": "it is off",
+        "data_efficiency": "it changes nothing",
         "tensor_parallel": "its size is 1",
         "expert_parallel": "it is off",
-        "hybrid_engine": "it is off",
+        "hybrid_engine": "nothing is generated",
     }
     for section, reason in unused.items():
         if draft.values.get(section):
-            draft.find("section-unused", f'the JSON\'s "{section}" has no effect here: {reason}', f'delete "{section}"')
+            text = f'the JSON\'s "{section}" has no effect here: {reason}'
+            draft.find("section-unused", text, f'delete "{section}"')
         draft.values.pop(section, None)

@@ -21,8 +21,9 @@ from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware, kind_by_name
 from minimind.base.problems import raise_problems
 from minimind.config.deepspeed.agreement import settle
-from minimind.config.deepspeed.batch import Batch, solve_batch
+from minimind.config.deepspeed.batch import BatchSizes, solve_batch
 from minimind.config.deepspeed.lint import AUTO, Draft, check_names_and_types, modernise
+from minimind.config.deepspeed.obsolete import drop_obsolete
 from minimind.config.deepspeed.optimizer import OptimizerSpec, resolve_optimizer
 from minimind.config.deepspeed.precision import resolve_data_types, resolve_precision
 from minimind.config.deepspeed.refusals import note_unused, refuse_unsupported
@@ -32,7 +33,7 @@ from minimind.config.deepspeed.scheduler import (
     resolve_scheduler,
     scheduler_findings,
 )
-from minimind.config.deepspeed.source import read_source
+from minimind.config.deepspeed.source import JsonSource, read_source
 from minimind.config.deepspeed.zero import resolve_zero
 from minimind.config.run import RunConfig
 
@@ -64,6 +65,12 @@ class Resolved:
     def train_batch_size(self) -> int:
         """Rows (packed sequences) of one optimizer step, over all ranks."""
         return self.micro_batch_size * self.accumulation * self.world_size
+
+    @property
+    def offload_param(self) -> bool:
+        """Whether the weights live in CPU memory between their uses (stage 3)."""
+        zero = self.config.get("zero_optimization", {})
+        return bool(zero.get("offload_param", {}).get("device") == "cpu")
 
     def explain_batch(self, row_length: int) -> str:
         """``effective batch: 8 micro x 4 accumulation x 1 rank = 32 sequences of 512 = 16,384 tokens per
@@ -104,7 +111,7 @@ class Resolved:
 
 
 def resolve(
-    path_or_dict: str | Path | Mapping[str, Any],
+    path_or_dict: str | Path | Mapping[str, Any] | JsonSource,
     run: RunConfig,
     world_size: int,
     hardware: Hardware,
@@ -112,15 +119,18 @@ def resolve(
     num_parameters: int | None = None,
     defaults: Mapping[str, float] | None = None,
     kind: str | None = None,
+    strict: bool = False,
 ) -> Resolved:
     """Resolve a DeepSpeed config for ``run`` on ``world_size`` ranks.
 
     ``num_parameters`` defaults to those of ``run.model``. ``kind``: "pretrain" or "sft" (None: by the JSON's name);
     it decides which rate an "auto" means and which JSONs are advised. ``defaults`` replaces some of the defaults.
+    ``strict``: a key of the JSON that is not used is a problem instead of a finding.
     Raises one UserError listing every problem as ``file:line: key: what``.
     """
     source = read_source(path_or_dict)
-    draft = Draft(source, source.values, kind=kind or kind_by_name(source.name))
+    draft = Draft(source, source.values, kind=kind or kind_by_name(source.name), strict=strict)
+    drop_obsolete(draft)
     check_names_and_types(draft)
     modernise(draft)
     refuse_unsupported(draft)
@@ -128,13 +138,19 @@ def resolve(
     precision = resolve_precision(draft, run, hardware, emulate_fp16 or run.emulate_fp16)
     accumulation = resolve_data_types(draft, precision)
     stage, offload = resolve_zero(
-        draft, precision, accumulation, run, num_parameters or run.model.num_parameters(), world_size
+        draft,
+        precision,
+        accumulation,
+        run=run,
+        num_parameters=num_parameters or run.model.num_parameters(),
+        world_size=world_size,
     )
     batch = solve_batch(draft, run, world_size, fallback)
     optimizer = resolve_optimizer(draft, run, fallback, offload)
     clipping = _clipping(draft, run, fallback)
     scheduler = resolve_scheduler(draft, run, optimizer)
     _monitors(draft, run)
+    _comms_logger(draft)
     note_unused(draft)
     _drop_unfilled_auto(draft, draft.values, "")
     raise_problems(draft.problems, source.name)
@@ -153,12 +169,12 @@ def resolve(
         scheduler=scheduler,
         source=source.name,
         batch_reason=batch.reason,
-        findings=draft.findings,
+        findings=[*run.remarks, *draft.findings],
     )
 
 
 def _finish(
-    draft: Draft, batch: Batch, world_size: int, clipping: float, scheduler: dict[str, Any] | None
+    draft: Draft, batch: BatchSizes, world_size: int, clipping: float, scheduler: dict[str, Any] | None
 ) -> dict[str, Any]:
     config = {key: value for key, value in draft.values.items() if key not in ("optimizer", "scheduler")}
     config.update(
@@ -211,6 +227,17 @@ def _monitors(draft: Draft, run: RunConfig) -> None:
                 f"DeepSpeed's {name} gets learning rate and loss scale, but no loss",
                 f"for the loss: minimind report {shlex.quote(str(run.output_dir))}",
             )
+
+
+def _comms_logger(draft: Draft) -> None:
+    """DeepSpeed logs each operation if ``verbose``; its table needs a call that its engine never makes."""
+    if draft.on("comms_logger") and draft.get("comms_logger.verbose") is not True:
+        draft.find(
+            "monitor-silent",
+            "comms_logger shows nothing: without verbose DeepSpeed only counts, and its comm.log_summary(), which "
+            "prints, is not called",
+            'write "verbose": true to see every operation, or delete comms_logger',
+        )
 
 
 def _drop_unfilled_auto(draft: Draft, section: dict[str, Any], prefix: str) -> None:

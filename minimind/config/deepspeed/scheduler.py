@@ -69,7 +69,7 @@ def _replaced(draft: Draft, run: RunConfig, kind: str) -> bool:
     if name not in run.explicit or _SHAPES.get(kind) == run.lr_scheduler_type:
         return False
     if run.commanded(name):
-        say_winner(draft, run, path, name, kind, run.lr_scheduler_type)
+        say_winner(draft, run, path, name=name, given=kind, wanted=run.lr_scheduler_type)
         return True
     draft.problem(
         path, f"{kind} in the JSON but {name} is {run.lr_scheduler_type} {run.origin(name)}: delete one of them"
@@ -89,7 +89,9 @@ def _compare_with_run(draft: Draft, run: RunConfig, kind: str, params: dict[str,
     if (
         "warmup_ratio" in run.explicit
         and isinstance(warmup, int)
-        and wins(draft, run, "scheduler.params.warmup_num_steps", "warmup_ratio", warmup, run.warmup_ratio)
+        and wins(
+            draft, run, "scheduler.params.warmup_num_steps", name="warmup_ratio", given=warmup, wanted=run.warmup_ratio
+        )
     ):
         params["warmup_num_steps"] = AUTO  # the ratio's steps are known only with the data
     if "min_lr_ratio" in run.explicit:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Kind = Any  # "bool" | "int" | ... | tuple of choices | dict of sections
+ValueKind = Any  # "bool" | "int" | ... | tuple of choices | dict of sections
 
 _OFFLOAD_DEVICE = ("none", "cpu", "nvme")
 _DTYPES = (
@@ -31,7 +31,7 @@ _DTYPES = (
     "torch.bfloat16",
 )
 
-FP16: dict[str, Kind] = {
+FP16: dict[str, ValueKind] = {
     "enabled": "bool",
     "auto_cast": "bool",
     "loss_scale": "number",
@@ -43,7 +43,7 @@ FP16: dict[str, Kind] = {
     "fp16_master_weights_and_grads": "bool",
 }
 
-BF16: dict[str, Kind] = {
+BF16: dict[str, ValueKind] = {
     "enabled": "bool",
     "immediate_grad_update": "bool",
     "check_grad_overflow": "bool",
@@ -51,7 +51,7 @@ BF16: dict[str, Kind] = {
     "bf16_optimizer_states": "bool",
 }
 
-OFFLOAD_OPTIMIZER: dict[str, Kind] = {
+OFFLOAD_OPTIMIZER: dict[str, ValueKind] = {
     "device": _OFFLOAD_DEVICE,
     "nvme_path": "str",
     "buffer_count": "int",
@@ -64,7 +64,7 @@ OFFLOAD_OPTIMIZER: dict[str, Kind] = {
     "cpuadam_cores_perc": "number",
 }
 
-OFFLOAD_PARAM: dict[str, Kind] = {
+OFFLOAD_PARAM: dict[str, ValueKind] = {
     "device": _OFFLOAD_DEVICE,
     "nvme_path": "str",
     "buffer_count": "int",
@@ -74,7 +74,7 @@ OFFLOAD_PARAM: dict[str, Kind] = {
 }
 
 # pydantic accepts both the field's name and its stage3_ alias
-_STAGE3: dict[str, Kind] = {
+_STAGE3: dict[str, ValueKind] = {
     "prefetch_bucket_size": "int",
     "param_persistence_threshold": "int",
     "model_persistence_threshold": "int",
@@ -86,7 +86,7 @@ _STAGE3: dict[str, Kind] = {
     "allgather_sequential": "bool",
 }
 
-ZERO: dict[str, Kind] = {
+ZERO: dict[str, ValueKind] = {
     "stage": "int",
     "contiguous_gradients": "bool",
     "reduce_scatter": "bool",
@@ -136,7 +136,7 @@ ZERO: dict[str, Kind] = {
     "leaf_module": {"classes": "list", "names": "list", "name_suffixes": "list"},
 }
 
-MONITORS: dict[str, Kind] = {
+MONITORS: dict[str, ValueKind] = {
     "tensorboard": {"enabled": "bool", "output_path": "str", "job_name": "str"},
     "csv_monitor": {"enabled": "bool", "output_path": "str", "job_name": "str"},
     "wandb": {"enabled": "bool", "group": "str", "team": "str", "project": "str"},
@@ -153,7 +153,7 @@ MONITORS: dict[str, Kind] = {
     },
 }
 
-COMPILE: dict[str, Kind] = {
+COMPILE: dict[str, ValueKind] = {
     "deepcompile": "bool",
     "autoep_non_moe": "bool",
     "free_activation": "bool",
@@ -174,7 +174,7 @@ COMPILE: dict[str, Kind] = {
     "passes": "list",
 }
 
-CHECKPOINT: dict[str, Kind] = {
+CHECKPOINT: dict[str, ValueKind] = {
     "tag_validation": "str",
     "load_universal": "bool",
     "use_node_local_storage": "bool",
@@ -192,7 +192,7 @@ CHECKPOINT: dict[str, Kind] = {
 }
 
 # Not one pydantic model in DeepSpeed but read by get_scalar_param and friends, each with its constant
-TOP_LEVEL: dict[str, Kind] = {
+TOP_LEVEL: dict[str, ValueKind] = {
     "train_batch_size": "int",
     "train_micro_batch_size_per_gpu": "int",
     "gradient_accumulation_steps": "int",
@@ -269,7 +269,7 @@ TOP_LEVEL: dict[str, Kind] = {
     "weight_quantization": "any",
 }
 
-_GONE = "DeepSpeed removed it (github.com/deepspeedai/DeepSpeed/issues/8489) and refuses the block even when it is off"
+# Refused by DeepSpeed even when they are off; obsolete.py says which leftovers are dropped
 REMOVED: dict[str, str] = {
     "amp": "Apex AMP: use the fp16 or bf16 section",
     "elasticity": "elastic training: set the batch sizes directly",
@@ -290,12 +290,7 @@ REMOVED_ZERO: dict[str, str] = {
 }
 
 
-def removed_message(key: str, what: str) -> str:
-    """Why a removed block is refused; ``what`` says what it was."""
-    return f'"{key}" ({what}): {_GONE}: delete it'
-
-
-SCHEDULERS: dict[str, dict[str, Kind]] = {
+SCHEDULERS: dict[str, dict[str, ValueKind]] = {
     "LRRangeTest": {
         "lr_range_test_min_lr": "any",
         "lr_range_test_step_size": "int",
@@ -340,36 +335,5 @@ SCHEDULERS: dict[str, dict[str, Kind]] = {
         "cos_min_ratio": "number",
         "warmup_type": ("log", "linear"),
         "last_batch_iteration": "int",
-    },
-}
-
-# The optimizers that engine.py builds, and the parameters it understands
-_ADAM: dict[str, Kind] = {
-    "lr": "number",
-    "betas": "list",
-    "eps": "number",
-    "weight_decay": "number",
-    "torch_adam": "bool",
-    "adam_w_mode": "bool",
-    "bias_correction": "bool",
-    "amsgrad": "bool",
-    "fused": "bool",
-    "foreach": "bool",
-    "fp32_optimizer_states": "bool",
-    "set_grad_none": "bool",
-}
-OPTIMIZERS: dict[str, dict[str, Kind]] = {
-    "AdamW": _ADAM,
-    "Adam": _ADAM,
-    "AdamW8bit": {"lr": "number", "betas": "list", "eps": "number", "weight_decay": "number"},
-    "Lion": {"lr": "number", "betas": "list", "weight_decay": "number"},
-    "Muon": {
-        "lr": "number",
-        "muon_lr": "number",
-        "adam_lr": "number",
-        "momentum": "number",
-        "betas": "list",
-        "eps": "number",
-        "weight_decay": "number",
     },
 }

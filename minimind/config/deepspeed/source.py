@@ -11,11 +11,13 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from minimind.base.errors import UserError
+from minimind.base.shipped import CONFIG_DIRECTORY, from_here
+from minimind.config.run import RunConfig
 
 Path_ = tuple[str, ...]
 
@@ -26,7 +28,7 @@ _BARE = re.compile(r"[^,\]}\n#]*")
 
 
 @dataclass(frozen=True)
-class Source:
+class JsonSource:
     """A parsed config: ``values``, the ``name`` to print and the line of each key (empty for a dict from
     Python).
     """
@@ -90,17 +92,40 @@ def _duplicates(lines: Mapping[Path_, list[int]], name: str) -> list[str]:
     ]
 
 
-def read_source(config: str | Path | Mapping[str, Any]) -> Source:
-    """Parse a path or take a dict (copied). Raises UserError with file:line:column for a syntax error, a
+def chosen_source(
+    option: str | Path | Mapping[str, Any] | JsonSource | None, run: RunConfig
+) -> str | Path | JsonSource:
+    """The config that holds: the command line's ``option``, else the YAML's ``deepspeed``, a path or a section.
+
+    Raises UserError if there is none.
+    """
+    if option is not None:
+        return option if isinstance(option, (str, Path)) else read_source(option)
+    if run.deepspeed is None:
+        raise UserError(
+            "no DeepSpeed config: pass --deepspeed_config a file of ds_configs/, or write `deepspeed:` in "
+            "the YAML, a path or the JSON's sections"
+        )
+    if isinstance(run.deepspeed, Path):
+        return run.deepspeed
+    name, lines = run.json_lines()
+    return JsonSource(copy.deepcopy(run.deepspeed), name, lines)
+
+
+def read_source(config: str | Path | Mapping[str, Any] | JsonSource) -> JsonSource:
+    """Parse a path or take a dict or JsonSource (copied). Raises UserError with file:line:column for a syntax error, a
     missing file, a duplicate key or a top level that is not an object.
     """
+    if isinstance(config, JsonSource):
+        return replace(config, values=copy.deepcopy(config.values))
     if isinstance(config, Mapping):
-        return Source(copy.deepcopy(dict(config)), "the DeepSpeed config")
+        return JsonSource(copy.deepcopy(dict(config)), "the DeepSpeed config")
     path = Path(config)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such DeepSpeed config: pass --deepspeed_config a file of ds_configs/") from None
+        there = from_here(CONFIG_DIRECTORY)
+        raise UserError(f"{path}: no such DeepSpeed config: the shipped ones are in {there}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot read the DeepSpeed config: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -118,4 +143,4 @@ def read_source(config: str | Path | Mapping[str, Any]) -> Source:
     lines = key_lines(text)
     if found := _duplicates(lines, str(path)):
         raise UserError("; ".join(found))
-    return Source(values, str(path), lines)
+    return JsonSource(values, str(path), lines)

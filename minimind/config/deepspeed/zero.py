@@ -1,9 +1,9 @@
-"""The ``zero_optimization`` section: the stage that runs, offload, bucket sizes."""
+"""The ``zero_optimization`` section: the stage that runs, offload, bucket sizes. Stage 3's own keys: partitioned.py."""
 
 from __future__ import annotations
 
-from minimind.base.hardware import shipped_config
 from minimind.config.deepspeed.lint import AUTO, Draft
+from minimind.config.deepspeed.partitioned import check_partitioned, refuse_disk
 from minimind.config.run import RunConfig
 
 
@@ -15,20 +15,16 @@ def resolve_zero(
     stage = 0 if stage == AUTO else stage
     offload = draft.get("zero_optimization.offload_optimizer.device", "none")
     if not 0 <= stage <= 3:
-        draft.problem("zero_optimization.stage", f"expected 0, 1 or 2, got {stage!r}")
+        draft.problem("zero_optimization.stage", f"expected 0, 1, 2 or 3, got {stage!r}")
         return 0, False
-    if stage == 3:
-        saved = 2 * num_parameters * (world_size - 1) / world_size / 2**20
-        draft.problem(
-            "zero_optimization.stage",
-            "3 is not supported: it splits the parameters over the ranks, while evaluation, "
-            f"checkpoints and export here read them whole; for {num_parameters / 1e6:.0f}M parameters on {world_size} "
-            f"rank(s) it would save {saved:.0f} MiB: use stage 2{_stage2(draft, precision)}",
-        )
     _check_offload(draft, stage, str(offload))
     stage = _right_stage(draft, precision, accumulation, stage, offload == "cpu")
     zero = draft.values.setdefault("zero_optimization", {})
     zero["stage"] = stage
+    if stage == 3:
+        check_partitioned(draft, run, world_size)
+    else:
+        _drop_offload_param(draft)
     _cap_buckets(draft, run, num_parameters)
     return stage, offload == "cpu"
 
@@ -36,10 +32,10 @@ def resolve_zero(
 def _right_stage(draft: Draft, precision: str, accumulation: str, stage: int, offload: bool) -> int:
     """The nearest stage at which DeepSpeed computes what the JSON says."""
     if precision in _STAGE_0 and stage == 0:
-        stage = 1
+        stage, (code, why) = 1, _STAGE_0[precision]
         draft.find(
-            f"{precision}-stage0",
-            f"{precision} with ZeRO stage 0 runs as stage 1: {_STAGE_0[precision]}",
+            code,
+            f"{precision} with ZeRO stage 0 runs as stage 1: {why}",
             'write "zero_optimization": {"stage": 1} to keep this silent',
         )
     if accumulation != precision and stage == 1 and (offload or precision == "fp16"):
@@ -55,44 +51,47 @@ def _right_stage(draft: Draft, precision: str, accumulation: str, stage: int, of
 
 
 _STAGE_0 = {
-    "fp16": "at stage 0 DeepSpeed 0.18.3 to 0.19.8 divides gradients by a loss scale that it never multiplied in "
-    "(65,536 times too small)",
-    "bf16": "at stage 0 DeepSpeed 0.19.8 makes one optimizer step on zero gradients before the first (the first AdamW "
-    "update is 0.744 of the true one), and accumulates gradients in bf16",
+    "fp16": (
+        "fp16-stage0",
+        "at stage 0 DeepSpeed 0.18.3 to 0.19.8 divides gradients by a loss scale that it never multiplied in "
+        "(65,536 times too small)",
+    ),
+    "bf16": (
+        "bf16-stage0",
+        "at stage 0 DeepSpeed 0.19.8 makes one optimizer step on zero gradients before the first (the first AdamW "
+        "update is 0.744 of the true one), and accumulates gradients in bf16",
+    ),
 }
-
-
-def _stage2(draft: Draft, precision: str) -> str:
-    """The shipped JSON of the same purpose with stage 2, in brackets; nothing where there is none."""
-    name = shipped_config(draft.source.name, draft.kind, f"{precision}_zero2")
-    return f" ({name})" if name else ""
 
 
 def _check_offload(draft: Draft, stage: int, device: str) -> None:
     where = "zero_optimization.offload_optimizer.device"
     if device == AUTO:
         draft.drop("zero_optimization.offload_optimizer")
-    elif device == "nvme" and not draft.get("zero_optimization.offload_optimizer.nvme_path"):
-        draft.problem(where, "nvme needs offload_optimizer.nvme_path, and stage 3, which this trainer has not: use cpu")
+    elif device == "nvme" and stage == 3:
+        refuse_disk(draft, where)
     elif device == "nvme":
         draft.problem(
             where,
-            "nvme is not supported: at stages 1 and 2 DeepSpeed keeps the states in CPU memory instead, "
-            "and only stage 3, which this trainer has not, really uses the disk: use cpu",
+            "nvme is not supported: at stages 1 and 2 DeepSpeed keeps the states in CPU memory instead: use cpu",
         )
     elif device == "cpu" and stage == 0:
-        draft.problem(where, "cpu offload needs ZeRO stage 1 or 2: set the stage")
+        draft.problem(where, "cpu offload needs ZeRO stage 1, 2 or 3: set the stage")
     ratio = draft.get("zero_optimization.offload_optimizer.ratio", 1.0)
-    if isinstance(ratio, float) and ratio < 1:
-        draft.problem("zero_optimization.offload_optimizer.ratio", f"{ratio} exists only for stage 3: delete it")
-    _drop_offload_param(draft)
+    if isinstance(ratio, (int, float)) and ratio < 1:
+        reason = (
+            "the part that stays on the device keeps its first learning rate, and no checkpoint holds its moments"
+            if stage == 3
+            else "it exists only for stage 3"
+        )
+        draft.problem("zero_optimization.offload_optimizer.ratio", f"{ratio} is not supported: {reason}: delete it")
 
 
 def _drop_offload_param(draft: Draft) -> None:
-    """Below stage 3 DeepSpeed ignores it; at stage 3 the stage is already a problem."""
+    """Below stage 3 DeepSpeed ignores it."""
     if draft.get("zero_optimization.offload_param.device", "none") not in ("none", AUTO):
         message = "zero_optimization.offload_param has no effect: DeepSpeed offloads parameters only at stage 3"
-        draft.find("section-unused", message, "delete offload_param")
+        draft.find("section-unused", message, "delete offload_param, or set the stage to 3")
     draft.drop("zero_optimization.offload_param")
 
 

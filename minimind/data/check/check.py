@@ -25,9 +25,18 @@ from minimind.data.check.report import CheckReport, FileReport
 from minimind.data.check.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
 from minimind.data.read import streams
 from minimind.data.read.sources import Chunk, Record, Source, chunks_of, container, expand
-from minimind.data.records.conversations import Conversation, Kind, detect
-from minimind.data.records.encoding import Document, Options, Reject, document_of, encode_chunk, kind_of_first
+from minimind.data.records.conversations import Conversation, Kind, detect_format
+from minimind.data.records.encoding import (
+    Document,
+    Options,
+    Reject,
+    document_of,
+    encode_chunk,
+    kind_of_first,
+    note_unread,
+)
 from minimind.data.records.options import BY_CONTENT, ReadingOptions
+from minimind.data.records.unread import Unread
 from minimind.data.store.packing import pack
 from minimind.text.tokenizer import Tokenizer
 
@@ -68,7 +77,7 @@ def _check(
     head = streams.inspect(source.path, source.name, reading.encoding)
     report.container = container(head, reading.format)
     report.compression, report.encoding, report.encoding_confidence = head.compression, head.encoding, head.confidence
-    chunks = chunks_of(head, reading.format)
+    chunks = chunks_of(head, reading.format, reading.fields.columns)
     first = next(chunks, None)
     report.kind = kind or (first and kind_of_first(first.records(), reading.fields)) or "pretrain"
     options = replace(options, kind=report.kind)
@@ -96,6 +105,7 @@ class _TextFigures:
         self._formats: Counter[str] = Counter()
         self._fields: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
+        self._unread = Unread()
         self._lengths, self._turns = array("q"), array("q")
         self._scripts = np.zeros(len(SCRIPTS), np.int64)
         self._duplicates = Duplicates()
@@ -111,7 +121,8 @@ class _TextFigures:
             if isinstance(document, Reject):
                 self.reject(document)
                 continue
-            self._formats[detect(record.value, self._options.kind, self._options.reading.fields)] += 1
+            self._formats[detect_format(record.value, self._options.kind, self._options.reading.fields)] += 1
+            note_unread(self._unread, record, document, self._options.reading.fields)
             self._document(document)
             usable.append(record)
         return usable
@@ -132,6 +143,7 @@ class _TextFigures:
         report = self._report
         report.used = report.records - report.rejected
         report.formats, report.reasons = dict(self._formats), dict(self._reasons.most_common(20))
+        report.fields_not_read = self._unread.to_json()
         report.fields = dict(self._fields.most_common(20))
         report.characters = sum(self._lengths)
         report.characters_per_document = percentiles(self._lengths)
@@ -147,6 +159,7 @@ class _TextFigures:
     def _document(self, document: str | Conversation) -> None:
         if isinstance(document, Conversation):
             self._report.trimmed += document.trimmed > 0
+            self._report.reasoning_dropped += document.dropped
             self._turns.append(len(document.turns))
             text = "\n".join(turn.content for turn in document.turns)
         else:

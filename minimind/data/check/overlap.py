@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from minimind.base.files import read_inside, write_durably
+from minimind.data.store.rooms import room
 from minimind.data.store.store import TokenStore
 
 if TYPE_CHECKING:
@@ -52,15 +53,12 @@ def find_overlap(train: TokenStore, held_out: TokenStore, cache: Path) -> Overla
     memo = _memo(train, held_out, cache)
     if memo is not None:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            known = json.loads(memo.read_text())
+            known = json.loads(read_inside(memo.parent, memo.name))
             return Overlap(known["documents"], known["shared"], known["first"] and tuple(known["first"]))
     found = _compare(train, held_out)
     if memo is not None:
         with contextlib.suppress(OSError):  # only a memo: without it the stores are read again
-            memo.parent.mkdir(parents=True, exist_ok=True)
-            temporary = memo.with_name(f"{memo.name}.{os.getpid()}")
-            temporary.write_text(json.dumps(asdict(found)))
-            temporary.replace(memo)
+            write_durably(memo, json.dumps(asdict(found)))
     return found
 
 
@@ -95,7 +93,7 @@ def _memo(train: TokenStore, held_out: TokenStore, cache: Path) -> Path | None:
     keys = [store.manifest.get("key") for store in (train, held_out)]
     if None in keys:
         return None
-    return cache / "overlaps" / f"{hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]}.json"
+    return room(cache, "overlaps") / f"{hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:32]}.json"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class FileReport:
     rejected: int = 0
     bad: list[str] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
+    fields_not_read: dict[str, dict[str, object]] = field(default_factory=dict)
+    reasoning_dropped: int = 0
     characters: int = 0
     characters_per_document: dict[str, int] = field(default_factory=dict)
     turns_per_document: dict[str, int] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from minimind.base.display import shown
 from minimind.data.check.report import CheckReport, FileReport
+from minimind.data.records.unread import sentence
 
 _SHOWN = 20
 
@@ -21,7 +22,7 @@ def show(report: CheckReport, console: Console) -> None:
     for shared in report.shared:
         console.print(str(shared), style="yellow", markup=False, soft_wrap=True)
     if report.ignored:
-        console.print(f"left out, unknown type: {shown(', '.join(report.ignored))}", markup=False)
+        console.print(f"left out, no data: {shown(', '.join(report.ignored))}", markup=False)
 
 
 def _show_file(report: FileReport, max_seq_length: int, console: Console) -> None:
@@ -48,6 +49,8 @@ def _rows(report: FileReport, row: int) -> Iterator[tuple[str, str]]:
     yield ("file", f"{report.container}{packed}, {report.encoding} (confidence {report.encoding_confidence:.2f})")
     yield "format", _counts(report.formats) or "none recognised"
     yield "fields", _counts(report.fields) or "none"
+    if report.fields_not_read:
+        yield "fields not read", sentence(report.fields_not_read)
     yield "records", f"{report.records:,}: {report.used:,} used, {report.rejected:,} rejected"
     if report.reasons:
         yield "rejected for", "\n".join(f"{count:,} x {reason}" for reason, count in report.reasons.items())
@@ -61,6 +64,8 @@ def _rows(report: FileReport, row: int) -> Iterator[tuple[str, str]]:
     yield "duplicates", f"{report.exact_duplicates:,} exact, {near}"
     if report.trimmed:
         yield "no last answer", f"{report.trimmed:,} conversations end without one: cut off there"
+    if report.reasoning_dropped:
+        yield "reasoning", f"left out of {report.reasoning_dropped:,} answers"
     if report.tokens_per_document:
         yield "tokens", f"{report.tokens:,}; a document {_spread(report.tokens_per_document)}"
         yield "trainable", f"{report.trainable_share:.1%} of the tokens"

@@ -1,8 +1,9 @@
 """JSON text -> values: one line at a time, or a file of values and lists that run over lines, in bounded
 memory.
 
-JSON is read as RFC 8259 plus NaN/Infinity literals, and a key that appears twice in one object is an error:
-Python would keep the last value without a word.
+JSON is read as RFC 8259. What Python takes beside it is an error of the record that holds it, at any depth: NaN and
+Infinity, a key that appears twice in one object (the last value would be kept without a word), an integer of more
+digits than Python converts.
 
 Known weakness: after a syntax error inside a list there is no next line to go on from, so the file is
 refused.
@@ -16,64 +17,103 @@ from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
 from minimind.base.errors import UserError
-from minimind.data.read import streams
+from minimind.data.read import charsets, streams
 from minimind.data.read.streams import Head
 
-_WHITESPACE = " \t\r\n"
+_WHITESPACE = " \t\r\n\ufeff"  # a byte-order mark stands in the middle where two files were joined
+_MAX_DIGITS = 4300  # of an integer: Python's own limit, which may be switched off
 _TRUNCATED = "; is the file truncated?"
 
 
 class Value(NamedTuple):
-    """One value and the line it starts on, or ``error`` (a reason) with the start of its text."""
+    """One value and the line it starts on, or ``error`` (a reason) with the start of its text.
+
+    ``element`` counts from 1 in a list of which several elements begin on one line; else it is 0.
+    """
 
     value: object
     line: int
     error: str | None = None
     excerpt: str = ""
+    element: int = 0
 
 
 class JsonParser:
     """JSON text -> value; every failure is a ``ValueError`` whose text is a reason. One instance per thread."""
 
     def __init__(self) -> None:
-        self._duplicates: list[str] = []
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
+        self._faults: list[str] = []
+        hooks = {"object_pairs_hook": self._object, "parse_constant": self._constant}
+        self._decoder = json.JSONDecoder(**hooks)  # type: ignore[arg-type]
+        self._patient = json.JSONDecoder(**hooks, parse_int=self._integer)  # type: ignore[arg-type]
 
     def parse(self, text: str) -> object:
+        value = self.shape(text)
+        self.refuse_faults()
+        return value
+
+    def shape(self, text: str) -> object:
+        """As ``parse``, but takes values with NaN, double keys and huge integers."""
         try:
-            value = self._decoder.decode(text)
+            value, end = self.parse_from(text, _skipped(text, 0))
+            if (end := _skipped(text, end)) != len(text):
+                raise json.JSONDecodeError("Extra data", text, end)
         except json.JSONDecodeError as error:
             raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
         except RecursionError:
             raise ValueError("nested too deeply") from None
-        self.refuse_duplicates()
         return value
 
     def parse_from(self, text: str, start: int) -> tuple[object, int]:
         """(value, end) of the value that begins at ``start``; raises ``JSONDecodeError`` or ``RecursionError``."""
-        self._duplicates.clear()
-        return self._decoder.raw_decode(text, start)
+        self._faults.clear()
+        try:
+            return self._decoder.raw_decode(text, start)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # an integer over Python's limit: read on to where the value ends
+            self._faults.clear()
+            return self._patient.raw_decode(text, start)
 
-    def refuse_duplicates(self) -> None:
-        if self._duplicates:
-            key = self._duplicates[0]
-            self._duplicates.clear()
-            raise ValueError(f"key {key!r} appears twice in one object")
+    def refuse_faults(self) -> None:
+        if self._faults:
+            fault = self._faults[0]
+            self._faults.clear()
+            raise ValueError(fault)
 
     def _object(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
         value = dict(pairs)
         if len(value) != len(pairs):
-            keys = [key for key, _ in pairs]
-            self._duplicates.append(next(key for key in keys if keys.count(key) > 1)[:80])
+            seen: set[str] = set()
+            key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            self._faults.append(f"key {key[:80]!r} appears twice in one object")
         return value
+
+    def _constant(self, name: str) -> None:
+        self._faults.append(f"not JSON: {name} is no number (write null)")
+
+    def _integer(self, digits: str) -> int:
+        if len(digits) <= _MAX_DIGITS:
+            return int(digits)
+        self._faults.append(f"an integer of {len(digits):,} digits; the limit is {_MAX_DIGITS:,}")
+        return 0
+
+
+def _skipped(text: str, start: int) -> int:
+    """The position after white space."""
+    while start < len(text) and text[start] in _WHITESPACE:
+        start += 1
+    return start
 
 
 def json_values(head: Head) -> Iterator[Value]:
     """Elements of top-level lists, and top-level values that are no lists, however the file is broken into lines."""
     text = _Text(head)
     parser, in_list, need_comma = JsonParser(), False, False
+    index, last_line = 0, 0  # of the element, and where the one before it (or the bracket) stands
     while (character := text.peek()) or in_list:
         if not in_list and character == "[":
+            index, last_line = 0, text.line
             text.skip(1)
             in_list, need_comma = True, False
         elif in_list and character == "]":
@@ -87,8 +127,10 @@ def json_values(head: Head) -> Iterator[Value]:
             if text.peek() in ("]", ""):
                 text.fail("trailing comma before ]" if text.peek() else f"the list is never closed{_TRUNCATED}")
         else:
-            yield text.value(parser)
-            need_comma = True
+            value = text.value(parser)
+            index += 1
+            yield value._replace(element=index) if in_list and value.line == last_line else value
+            need_comma, last_line = True, value.line
 
 
 class _Text:
@@ -97,11 +139,14 @@ class _Text:
     def __init__(self, head: Head) -> None:
         self._name, self._newline = head.name, head.line_end.decode()
         self._blocks = streams.blocks(head)
-        name = "utf-8" if head.encoding.startswith("utf-") else head.encoding
-        self._decoder = codecs.getincrementaldecoder(name)(
-            "surrogateescape"
-        )  # a bad byte spoils its record, not the file
+        # A bad byte spoils its record, not the file.
+        self._decoder = codecs.getincrementaldecoder(charsets.line_encoding(head.encoding))(charsets.ESCAPE)
         self._buffer, self._at, self._line, self._column, self._ended = "", 0, 1, 1, False
+
+    @property
+    def line(self) -> int:
+        """Of the position."""
+        return self._line
 
     def peek(self) -> str:
         """The next character that is not white space; "" at the end."""
@@ -138,7 +183,7 @@ class _Text:
         if size > streams.MAX_RECORD_BYTES:
             return Value(None, line, streams.too_long(size), excerpt)
         try:
-            parser.refuse_duplicates()
+            parser.refuse_faults()
         except ValueError as error:
             return Value(None, line, str(error), excerpt)
         return Value(value, line)

@@ -14,35 +14,38 @@ objects is read as JSON Lines (``--format paragraphs`` says otherwise).
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from minimind.base.errors import UserError
-from minimind.base.files import open_inside, remove_files
+from minimind.base.files import remove_files
 from minimind.data.read import charsets, streams
-from minimind.data.read.json_text import JsonParser, json_values
+from minimind.data.read.directories import files_of
+from minimind.data.read.json_text import JsonParser, Value, json_values
 from minimind.data.read.streams import Head
-from minimind.data.read.tables import ROWS_PER_CHUNK, characters, csv_values, parquet_values
+from minimind.data.read.tables import READERS, ROWS_PER_CHUNK, arrow_values, characters, parquet_values
 
 TEXT_FORMATS = ("paragraphs", "lines", "file")
-_SUFFIXES = (".jsonl", ".json", ".ndjson", ".txt", ".csv", ".tsv", ".parquet")
 
 
 class Record(NamedTuple):
-    """One record: its parsed ``value``, or ``error`` (a reason). ``line`` is 1-based; for Parquet it is the row."""
+    """One record: its parsed ``value``, or ``error`` (a reason). ``line`` is 1-based; for Parquet it is the row.
+
+    ``element`` counts from 1 in a JSON list of which several elements begin on one line; else it is 0.
+    """
 
     value: object
     file: str
     line: int
     error: str | None = None
     excerpt: str = ""
+    element: int = 0
 
 
 class Source(NamedTuple):
@@ -91,36 +94,49 @@ def read_records(path: Path | str, format: str | None = None, encoding: str | No
         yield from chunk.records()
 
 
-def read_chunks(source: Source, format: str | None = None, encoding: str | None = None) -> Iterator[Chunk]:
+def read_chunks(
+    source: Source, format: str | None = None, encoding: str | None = None, columns: Container[str] | None = None
+) -> Iterator[Chunk]:
     """One file in chunks of about 256 KiB. ``format`` forces how text is cut when it is one of ``TEXT_FORMATS``."""
-    yield from chunks_of(streams.inspect(source.path, source.name, encoding), format)
+    yield from chunks_of(streams.inspect(source.path, source.name, encoding), format, columns)
 
 
-def chunks_of(head: Head, format: str | None = None) -> Iterator[Chunk]:
-    """As ``read_chunks``, for a file that was inspected already."""
+def chunks_of(head: Head, format: str | None = None, columns: Container[str] | None = None) -> Iterator[Chunk]:
+    """As ``read_chunks``, for a file that was inspected already.
+
+    ``columns``: those of a Parquet or Arrow table that are converted; None for all.
+    """
     kind = container(head, format)
     if kind == "jsonl":
         yield from _json_lines(head)
     elif kind == "text":
         yield from _grouped(head.name, _text(head, format if format in TEXT_FORMATS else "paragraphs"))
     else:
-        values = {"json": json_values, "csv": csv_values, "parquet": parquet_values}[kind](head)
-        yield from _grouped(head.name, (Record(v.value, head.name, v.line, v.error, v.excerpt) for v in values))
+        yield from _grouped(head.name, (Record(v[0], head.name, *v[1:]) for v in _values(kind, head, columns)))
+
+
+def _values(kind: str, head: Head, columns: Container[str] | None) -> Iterator[Value]:
+    if kind in ("parquet", "arrow"):
+        return (parquet_values if kind == "parquet" else arrow_values)(head, columns)
+    return json_values(head) if kind == "json" else READERS[streams.suffix(head.name)](head)
 
 
 def container(head: Head, format: str | None = None) -> str:
-    """How the file holds records: ``jsonl``, ``json`` (lists, values over lines), ``csv``, ``parquet`` or ``text``."""
-    if head.is_parquet:
-        return "parquet"
+    """How the file holds records: ``jsonl``, ``json`` (lists, values over lines), ``parquet``, ``arrow``, ``text``, or
+    as a reader of ``READERS`` says: its suffix without the dot.
+    """
+    if head.table:
+        return head.table
     if format in TEXT_FORMATS:
         return "text"
     suffix = streams.suffix(head.name)
-    if suffix in (".csv", ".tsv"):
-        return "csv"
-    if suffix == ".parquet":
+    if suffix in (".parquet", ".arrow", ".feather"):
+        mark = "PAR1" if suffix == ".parquet" else "Arrow's mark"
         raise UserError(
-            f"{head.name}: named .parquet, but does not start with PAR1; is it truncated or something else?"
+            f"{head.name}: named {suffix}, but does not start with {mark}; is it truncated or something else?"
         )
+    if suffix in READERS:
+        return "csv" if suffix == ".tsv" else suffix[1:]
     start = head.text.split(head.line_end)
     lines = [line.strip() for line in (start if head.complete else start[:-1]) if line.strip()]
     looks_json = head.text.lstrip()[:1] in (b"{", b"[")
@@ -132,7 +148,7 @@ def container(head: Head, format: str | None = None) -> str:
 
 
 def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list[str]]:
-    """(sources, names that were left out because their suffix is unknown) for files, directories, globs and ``-``.
+    """(sources, names that were left out because they are no data) for files, directories, globs and ``-``.
 
     Pipes are copied to ``spool`` (a directory), because a source is read twice: for its hash, then for its records.
     """
@@ -142,14 +158,9 @@ def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list
         if str(file) == "-":
             sources.append(Source(_spooled(sys.stdin.buffer, spool), "<stdin>"))
         elif path.is_dir():
-            inside = [p for p in sorted(path.rglob("*")) if not p.is_dir() and not _hidden(p.relative_to(path))]
-            known = [p for p in inside if streams.suffix(p.name) in _SUFFIXES]
-            ignored += [str(p) for p in inside if p not in set(known)]
-            if not known:
-                raise UserError(f"{path}: a directory without any file named {' '.join(_SUFFIXES)}")
-            for p in known:
-                _refuse_out_of(path, p)
-            sources += [Source(p, str(p)) for p in known]
+            inside, left_out = files_of(path)
+            sources += [Source(p, str(p)) for p in inside]
+            ignored += left_out
         elif path.is_fifo():
             with path.open("rb") as pipe:
                 sources.append(Source(_spooled(pipe, spool), str(path)))
@@ -187,7 +198,7 @@ def _text(head: Head, split: str) -> Iterator[Record]:
             start = number
         if size <= streams.MAX_RECORD_BYTES and (held or not blank):
             held.append(line)
-        size += len(line.encode("utf-8", "surrogateescape")) + 1
+        size += len(line.encode("utf-8", "surrogatepass")) + 1
         if blank and not held:
             size = 0
     if held:
@@ -215,9 +226,9 @@ def _grouped(name: str, records: Iterable[Record]) -> Iterator[Chunk]:
 
 
 def _parsed(line: bytes, head: Head) -> tuple[object, bool]:
-    """(value, whether the line is one whole JSON value)."""
+    """(value, whether the line is one whole JSON value, even if it will be rejected)."""
     try:
-        return JsonParser().parse(charsets.decode(line, head.encoding)), True
+        return JsonParser().shape(charsets.decode(line, head.encoding)), True
     except ValueError:
         return None, False
 
@@ -251,23 +262,10 @@ def is_turns(value: object) -> bool:
     )
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
 def remove_spool(spool: Path) -> None:
     """Delete the copies of pipes in ``spool``, and it, if it is there."""
     with contextlib.suppress(OSError):  # the next user of the disk will say more
         remove_files(spool, lambda name: name.startswith("stdin-"))
-
-
-def _refuse_out_of(directory: Path, file: Path) -> None:
-    """What a directory is said to hold lies in it: a link could show any file of the reader's."""
-    try:
-        open_inside(directory, file.relative_to(directory)).close()
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EINVAL):
-            raise UserError(f"{file}: {error.strerror}; name the file itself, or take it away") from None
 
 
 def _spooled(pipe: IO[bytes], spool: Path) -> Path:

@@ -13,6 +13,7 @@ of its later lines is a bad line that says so.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
@@ -24,24 +25,44 @@ from pathlib import Path
 from typing import IO, Any
 
 from minimind.base.errors import UserError
-from minimind.data.read.charsets import find_encoding, to_utf8
+from minimind.data.read.charsets import ESCAPE, find_encoding, line_encoding, to_utf8
 
 BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 20
 MAX_RECORD_BYTES = 32 << 20
 
-_COMPRESSED = (".gz", ".zst", ".xz")
-_COMPRESSION = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\x00", "xz"))
-_NOT_DATA = (
+_COMPRESSED = (".gz", ".zst", ".xz", ".lzma", ".bz2")
+_COMPRESSION = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"\xfd7zXZ\x00", "xz"),
+    (b"\x5d\x00\x00", "lzma"),
+    *((b"BZh%d1AY&" % level, "bzip2") for level in range(1, 10)),
+    *((b"BZh%d\x17rE8" % level, "bzip2") for level in range(1, 10)),  # of nothing
+)
+_PAGE = "an HTML page, not data; the download probably ended on an error or login page"
+_UNPACK = "unpack it and name the files inside"
+_NOT_DATA = (  # what a file begins with, in lower case
     (
         b"version https://git-lfs",
         "a Git LFS pointer, not the data; fetch it with `git lfs pull`, or download the file itself",
     ),
-    (b"<!doctype html", "an HTML page, not data; the download probably ended on an error or login page"),
-    (b"<html", "an HTML page, not data; the download probably ended on an error or login page"),
+    (b"<!doctype html", _PAGE),
+    (b"<html", _PAGE),
     (b"<?xml", "an XML document, not data; the download probably ended on an error page"),
-    (b"pk\x03\x04", "a zip archive; unpack it and name the files inside"),
-    (b"7z\xbc\xaf", "a 7z archive; unpack it and name the files inside"),
+    (b"<doc>", '<doc> markup, not plain text; write each document as a JSON line, {"text": ...}'),
+    (b"<doc ", "WikiExtractor's <doc> markup, not plain text; run it again with --json"),
+    (b"pk\x03\x04", f"a zip archive; {_UNPACK}"),
+    (b"7z\xbc\xaf", f"a 7z archive; {_UNPACK}"),
+    (b"rar!\x1a\x07", f"a RAR archive; {_UNPACK}"),
+    (b"\x04\x22m\x18", f"an lz4 archive; {_UNPACK} (lz4 -d)"),
+    (b"\x02\x21l\x18", f"an lz4 archive; {_UNPACK} (lz4 -d)"),
+    (b"\xff\x06\x00\x00snappy", f"a Snappy archive; {_UNPACK}"),
+    (b"\x1f\x9d", f"a .Z archive; {_UNPACK} (uncompress)"),
+    (b"fea1", "a Feather file of version 1; write it again as Parquet"),
+    (b"obj\x01", "an Avro file; convert it to Parquet"),
+    (b"sqlite format 3", "an SQLite database; export its rows as JSON Lines"),
+    (b"\x93numpy", "a NumPy array; write its texts as JSON Lines"),
     (b"%pdf", "a PDF; extract its text first"),
 )
 
@@ -65,8 +86,9 @@ class Head:
     line_end: bytes = b"\n"
 
     @property
-    def is_parquet(self) -> bool:
-        return self.text.startswith(b"PAR1")
+    def table(self) -> str | None:
+        """``parquet`` or ``arrow`` (a file or a stream of Arrow's own format), by the first bytes; else None."""
+        return _table(self.text)
 
 
 def inspect(path: Path, name: str | None = None, encoding: str | None = None) -> Head:
@@ -79,13 +101,34 @@ def inspect(path: Path, name: str | None = None, encoding: str | None = None) ->
     if not raw:
         raise UserError(f"{name}: holds no record (0 bytes); was the download or the disk full?")
     _refuse_non_data(raw, name)
-    if raw.startswith(b"PAR1"):
-        return Head(path, name, compression, "utf-8", 1.0, 0, raw, complete)
+    if _table(raw):
+        return Head(
+            path, name, compression, encoding="utf-8", confidence=1.0, mark_bytes=0, text=raw, complete=complete
+        )
     found, confidence, mark = find_encoding(raw, complete, name, encoding)
-    head = Head(path, name, compression, found, confidence, mark, raw[mark:], complete)
-    text = b"".join(to_utf8([head.text], found, name, final=False)) if found.startswith("utf-") else head.text
+    head = Head(
+        path,
+        name,
+        compression,
+        encoding=found,
+        confidence=confidence,
+        mark_bytes=mark,
+        text=raw[mark:],
+        complete=complete,
+    )
+    text = b"".join(to_utf8([head.text], found, name, final=False))
     line_end = b"\r" if b"\r" in text and b"\n" not in text else b"\n"
-    return Head(path, name, compression, found, confidence, mark, text, complete, line_end)
+    return Head(
+        path,
+        name,
+        compression,
+        encoding=found,
+        confidence=confidence,
+        mark_bytes=mark,
+        text=text,
+        complete=complete,
+        line_end=line_end,
+    )
 
 
 def blocks(head: Head) -> Iterator[bytes]:
@@ -93,7 +136,7 @@ def blocks(head: Head) -> Iterator[bytes]:
     with open_bytes(head.path, head.name) as stream:
         stream.read_exactly(head.mark_bytes)
         raw = iter(lambda: stream.read(BLOCK_BYTES), b"")
-        yield from (to_utf8(raw, head.encoding, head.name) if head.encoding.startswith(("utf-16", "utf-32")) else raw)
+        yield from to_utf8(raw, head.encoding, head.name)
 
 
 def line_batches(head: Head) -> Iterator[list[bytes | int]]:
@@ -118,14 +161,19 @@ def line_batches(head: Head) -> Iterator[list[bytes | int]]:
 def text_lines(head: Head) -> Iterator[tuple[int, str | int]]:
     """(number, line) as text, bad bytes as lone surrogates; a line that is too long as its length."""
     number = 0
-    encoding = "utf-8" if head.encoding.startswith("utf-") else head.encoding
+    encoding = line_encoding(head.encoding)
     for lines in line_batches(head):
         for line in lines:
             number += 1
             if isinstance(line, int):
                 yield number, line
             else:
-                yield number, line.decode(encoding, "surrogateescape").replace("\r", "\n")
+                yield number, without_mark(line.decode(encoding, ESCAPE)).replace("\r", "\n")
+
+
+def without_mark(line: str) -> str:
+    """The line without a byte-order mark at its start, which a file has in its middle where two were joined."""
+    return line.removeprefix("\ufeff")
 
 
 def suffix(name: str) -> str:
@@ -150,14 +198,17 @@ class ByteStream:
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes; b"" at the end."""
         try:
-            return self._reader.read(size)
+            data: bytes = self._reader.read(size)
+            return data
         except EOFError:
             raise UserError(
                 f"{self._name}: the {self.compression} archive is truncated; copy or download it again"
             ) from None
-        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, ValueError, MemoryError) as error:
             raise UserError(f"{self._name}: the {self.compression} archive is damaged ({error})") from None
         except OSError as error:
+            if error.errno is None:  # bz2 has no error of its own
+                raise UserError(f"{self._name}: the {self.compression} archive is damaged ({error})") from None
             raise UserError(f"{self._name}: can't be read: {error.strerror or error}") from None
 
     def read_exactly(self, size: int) -> bytes:
@@ -189,8 +240,10 @@ def open_bytes(path: Path, name: str) -> ByteStream:
 def _decompressed(raw: IO[bytes], compression: str | None, name: str) -> Any:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw)
-    if compression == "xz":
+    if compression in ("xz", "lzma"):
         return lzma.LZMAFile(raw)
+    if compression == "bzip2":
+        return bz2.BZ2File(raw)
     if compression == "zstd":
         return io.BufferedReader(_ZstdReader(raw, name), BLOCK_BYTES)
     return raw
@@ -237,6 +290,14 @@ class _ZstdReader(io.RawIOBase):
 def too_long(size: int) -> str:
     """The reason why a record of ``size`` bytes is rejected."""
     return f"{size:,} bytes in one record; the limit is {MAX_RECORD_BYTES >> 20} MiB"
+
+
+def _table(start: bytes) -> str | None:
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    # A stream begins with the mark of a message and the size of its first one, the schema.
+    stream = start.startswith(b"\xff\xff\xff\xff") and start[7:8] == b"\0"
+    return "arrow" if stream or start.startswith(b"ARROW1\0\0") else None
 
 
 def _refuse_non_data(raw: bytes, name: str) -> None:

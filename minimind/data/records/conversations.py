@@ -11,52 +11,82 @@ or ``--map``.
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from minimind.base.defaults import Kind as Kind
+from minimind.base.defaults import Reasoning
 from minimind.base.errors import UserError
 from minimind.data.read.sources import TEXT_FORMATS, is_turns
-from minimind.text.chat import Role, Turn
+from minimind.data.records.turns import (
+    MEDIA,
+    REASONING,
+    ROLE_NAMES,
+    TOOLS,
+    Notes,
+    refuse_media,
+    system_turns,
+    turn_list,
+    with_reasoning,
+)
+from minimind.data.records.unread import unread_of
+from minimind.data.records.values import BadRecord as BadRecord
+from minimind.data.records.values import clean, keys_of, name_of, parsed, says_nothing, string, visible
+from minimind.text.chat import Role, Turn, is_answer
 
 RecordFormat = Literal["text", "conversations", "messages", "sharegpt", "alpaca", "qa", "turns"]
 FORMATS: tuple[str, ...] = (*get_args(RecordFormat), *TEXT_FORMATS)
 FIELDS = ("text", "prompt", "input", "answer", "system", "turns")
 
-_ROLES: dict[str, Role] = {
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
-}
 _TURN_KEYS = ("conversations", "messages", "conversation")
-_PAIRS = tuple(
-    (question, answer)
-    for question in ("question", "prompt", "query")
-    for answer in ("answer", "response", "completion", "output", "solution")
+_QUESTIONS, _ANSWERS = ("question", "prompt", "query"), ("answer", "response", "completion", "output", "solution")
+_PLAIN_PAIRS = tuple((question, answer) for question in _QUESTIONS for answer in _ANSWERS)
+_PAIRS = (
+    *_PLAIN_PAIRS,
+    *((question, "target") for question in _QUESTIONS),
+    *(("input", answer) for answer in ("target", *_ANSWERS)),  # Firefly
+    ("inputs", "targets"),
 )
+_ALPACA_ANSWERS = ("output", "response", "answer", "completion", "solution", "target")
+_EXTRAS = ("input", "context")  # stand under the question
+_LABELS = ("label", "kto_tag")
 _PREFERENCE = (
     "preference data (a chosen and a rejected answer), which this trainer does not learn from; "
     "for SFT on the chosen answers keep only those"
 )
+_KTO = "KTO data (a label says whether the answer is wanted); for SFT keep the rows with true, and leave the label out"
+_LONE = "a chat turn outside a conversation; write the turns of each conversation as one list"
+
+COLUMNS = frozenset(
+    {"text", "content", "role", "from", "value", "instruction", "instances", "history", "system", "loss_mask"}
+    | {*_TURN_KEYS, *_ALPACA_ANSWERS, *_EXTRAS, *_LABELS, *MEDIA, *REASONING, *TOOLS, "chosen", "rejected"}
+    | {name for pair in _PAIRS for name in pair}
+)
+"""The fields of a record that some format reads, or refuses by name; those that begin with ``rejected_`` too."""
 
 
-class BadRecord(ValueError):
-    """The record can't be used; the text is the reason shown after file:line."""
+class Columns:
+    """The columns of a table that are worth converting for these fields."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = COLUMNS | set(names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names or str(name).startswith("rejected_")
 
 
 @dataclass(frozen=True)
 class Fields:
-    """How to read records: a named format (None: by content) and names of fields, ``{"prompt": "question"}``.
+    """How to read records: a named format (None: by content), names of fields, ``{"prompt": "question"}``, and whether
+    reasoning is trained or dropped.
 
     Raises ``UserError`` for an unknown format or field.
     """
 
     format: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    reasoning: Reasoning = "train"
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:
@@ -68,26 +98,38 @@ class Fields:
             raise UserError("--map answer=... needs prompt=... as well")
 
     @classmethod
-    def parse(cls, format: str | None, text_field: str | None, mapping: str | None) -> Fields:
+    def parse(
+        cls, format: str | None, text_field: str | None, mapping: str | None, reasoning: Reasoning = "train"
+    ) -> Fields:
         """From the command line: ``--format``, ``--text-field body``, ``--map prompt=question,answer=solution``."""
         pairs = [part.partition("=") for part in mapping.split(",")] if mapping else []
         for name, equals, value in pairs:
             if not (name.strip() and equals and value.strip()):
                 raise UserError(f"--map {mapping}: write it as prompt=question,answer=solution")
         names = {name.strip(): value.strip() for name, _, value in pairs}
-        return cls(format, {**names, "text": text_field} if text_field else names)
+        return cls(format, {**names, "text": text_field} if text_field else names, reasoning)
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of a table that may be read."""
+        return Columns(self.names.values())
 
 
 class Conversation(NamedTuple):
-    """Turns that end with an answer, and how many turns after the last answer were cut off."""
+    """Turns that end with an answer, and how many turns after the last answer were cut off.
+
+    ``unread``: fields that say something and were not read; ``dropped``: answers whose reasoning was left out.
+    """
 
     turns: list[Turn]
     trimmed: int = 0
+    unread: tuple[str, ...] = ()
+    dropped: int = 0
 
 
 def to_document(value: object, kind: Kind, fields: Fields) -> str | Conversation:
     """The document that a record holds. Raises ``BadRecord``."""
-    found = detect(value, kind, fields)
+    found = detect_format(value, kind, fields)
     if kind == "pretrain":
         if found != "text":
             raise BadRecord(
@@ -98,10 +140,18 @@ def to_document(value: object, kind: Kind, fields: Fields) -> str | Conversation
         raise BadRecord(
             "text without turns, but SFT needs conversations; train on it with launch/pretrain.py, or name --map"
         )
-    return _checked(_turns_of(value, found, fields))
+    notes = Notes(fields.reasoning)
+    return _checked(_turns_of(value, found, fields, notes), notes)
 
 
-def detect(value: object, kind: Kind | None, fields: Fields) -> str:
+def unread_fields(value: object, document: str | Conversation, fields: Fields) -> Iterable[str]:
+    """The fields of a record that say something and are not in its document."""
+    if isinstance(document, Conversation):
+        return document.unread
+    return unread_of(value, (_text_key(value, fields.names.get("text")),)) if isinstance(value, dict) else ()
+
+
+def detect_format(value: object, kind: Kind | None, fields: Fields) -> str:
     """The record's format (``text``, ``conversations``, ...). ``kind`` breaks the tie where a record holds both."""
     if fields.format is not None:
         return "text" if fields.format in TEXT_FORMATS else fields.format
@@ -114,235 +164,209 @@ def detect(value: object, kind: Kind | None, fields: Fields) -> str:
             return "turns"
         raise BadRecord("a list, but not of turns (objects with a role and a content)")
     if not isinstance(value, dict):
-        raise BadRecord(f"{_name(value)}, not an object")
-    if kind == "pretrain" and "text" in value:
-        return "text"
-    return _by_keys(value)
+        raise BadRecord(f"{name_of(value)}, not an object")
+    found = "text" if kind == "pretrain" and "text" in value else _by_keys(value)
+    if found == "text":
+        if _is_turn(value):
+            raise BadRecord(_LONE)
+        refuse_media(value, MEDIA[:3])
+    return found
 
 
 def text_of(value: object, name: str | None = None) -> str:
     """The pretraining text of a record. Raises ``BadRecord`` for anything but text with a visible character."""
     if isinstance(value, dict):
-        key = name or ("text" if "text" in value else "content")
+        key = _text_key(value, name)
         if key not in value:
-            raise BadRecord(f'no field "{key}"; it has: {_keys(value)}')
-        return _text(value[key], f'"{key}"')
+            raise BadRecord(f'no field "{key}"; it has: {keys_of(value)}')
+        return visible(value[key], f'"{key}"')
     if name is not None:
-        raise BadRecord(f'{_name(value)}, so it has no field "{name}"')
-    return _text(value, "the record")
+        raise BadRecord(f'{name_of(value)}, so it has no field "{name}"')
+    return visible(value, "the record")
+
+
+def _text_key(value: Mapping[str, object], name: str | None) -> str:
+    return name or ("text" if "text" in value else "content")
+
+
+def _is_turn(value: Mapping[str, object]) -> bool:
+    """Whether a record is one message, as one turn a line has it."""
+    sender = value.get("role") or value.get("from")
+    return isinstance(sender, str) and sender.strip().lower() in ROLE_NAMES
 
 
 def _by_keys(value: Mapping[str, object]) -> str:
-    if "chosen" in value and "rejected" in value:
-        raise BadRecord(_PREFERENCE)
+    _refuse_comparisons(value)
     for key in _TURN_KEYS:
         if key in value:
             turns = value[key]
             first = turns[0] if isinstance(turns, list) and turns else None
-            return (
-                "sharegpt"
-                if isinstance(first, dict) and "from" in first
-                else "messages"
-                if key == "messages"
-                else "conversations"
-            )
-    if "instruction" in value and any(key in value for key in ("output", "response", "instances")):
+            if isinstance(first, dict) and "from" in first:
+                return "sharegpt"
+            return "messages" if key == "messages" else "conversations"
+    plain = "text" in value or "content" in value
+    answers = _ALPACA_ANSWERS[:2] if plain or _pair(value, _PLAIN_PAIRS) else _ALPACA_ANSWERS
+    if "instruction" in value and any(key in value for key in (*answers, "instances")):
         return "alpaca"
-    if any(question in value and answer in value for question, answer in _PAIRS):
+    if _pair(value, _PLAIN_PAIRS if plain else _PAIRS):  # beside a text, an input is a part of some other format
         return "qa"
-    if "text" in value or "content" in value:
+    if plain or _is_turn(value):
         return "text"
-    raise BadRecord(f"no known format (fields: {_keys(value)}); name --text-field, or --map prompt=...,answer=...")
+    raise BadRecord(f"no known format (fields: {keys_of(value)}); name --text-field, or --map prompt=...,answer=...")
 
 
-def _turns_of(value: object, found: str, fields: Fields) -> list[Turn]:
+def _refuse_comparisons(value: Mapping[str, object]) -> None:
+    """Rows that say which answer is better: trained as SFT they would teach the worse one too."""
+    if value.get("chosen") is not None and value.get("rejected") is not None:
+        raise BadRecord(_PREFERENCE, "sft")
+    for key in value:
+        if (key == "rejected" or key.startswith("rejected_")) and not says_nothing(value[key]):
+            raise BadRecord(_PREFERENCE, "sft")
+
+
+def _refuse_labels(value: Mapping[str, object]) -> None:
+    for key in _LABELS:
+        if isinstance(value.get(key), bool) or str(value.get(key)).lower() in ("true", "false"):
+            raise BadRecord(f'"{key}": {_KTO}', "sft")
+
+
+def _pair(record: Mapping[str, object], pairs: Iterable[tuple[str, str]] = _PAIRS) -> tuple[str, str] | None:
+    """The names of question and answer; of several the first that are not null."""
+    found = [pair for pair in pairs if pair[0] in record and pair[1] in record]
+    full = [pair for pair in found if record[pair[0]] is not None and record[pair[1]] is not None]
+    return next(iter(full or found), None)
+
+
+def _turns_of(value: object, found: str, fields: Fields, notes: Notes) -> list[Turn]:
     if found == "turns":
-        return _turn_list(value)
+        return turn_list(value, notes)
     if not isinstance(value, dict):
-        raise BadRecord(f"{_name(value)}, not an object, so it is no {found} record")
+        raise BadRecord(f"{name_of(value)}, not an object, so it is no {found} record")
+    if not fields.names:
+        _refuse_comparisons(value)
+        _refuse_labels(value)
+    refuse_media(value)
+    record = _Record(value)
+    turns = _by_format(record, found, fields, notes)
+    notes.unread.update(unread_of(record, record.read))
+    return turns
+
+
+class _Record(dict[str, object]):
+    """A record that notes which of its fields were read."""
+
+    def __init__(self, value: Mapping[str, object]) -> None:
+        super().__init__(value)
+        self.read: set[str] = set()
+
+    def take(self, name: str) -> object:
+        """The field's value; None if there is none."""
+        self.read.add(name)
+        return self.get(name)
+
+
+def _by_format(record: _Record, found: str, fields: Fields, notes: Notes) -> list[Turn]:
     if found == "alpaca":
-        return _alpaca(value)
+        return _alpaca(record, notes)
     if found == "qa":
-        return _question_answer(value, fields.names)
-    key = fields.names.get("turns") or next((key for key in _TURN_KEYS if key in value), _TURN_KEYS[0])
-    if key not in value:
-        raise BadRecord(f'no field "{key}"; it has: {_keys(value)}')
-    return [*_system(value), *_turn_list(value[key])]
+        return _question_answer(record, fields.names, notes)
+    key = fields.names.get("turns") or next((key for key in _TURN_KEYS if key in record), _TURN_KEYS[0])
+    if key not in record:
+        raise BadRecord(f'no field "{key}"; it has: {keys_of(record)}')
+    return [*_system(record), *turn_list(record.take(key), notes, record.take("loss_mask"))]
 
 
-def _system(record: Mapping[str, object]) -> list[Turn]:
-    """A system turn from the ``system`` and ``tools`` fields beside the turns, if they say anything."""
-    parts = []
-    if record.get("system") not in (None, ""):
-        parts.append(_string(record["system"], '"system"'))
-    if (tools := record.get("tools")) not in (None, "", "[]", []):
-        parts.append("# Tools\n" + (tools if isinstance(tools, str) else json.dumps(tools, ensure_ascii=False)))
-    text = "\n\n".join(part for part in parts if part.strip())
-    return [Turn("system", _clean(text, '"system"'))] if text else []
+def _system(record: _Record, name: str = "system") -> list[Turn]:
+    """A system turn from the fields beside the turns, if they say anything."""
+    tools = [record[key] for key in TOOLS if not says_nothing(record.take(key))]
+    return system_turns(record.take(name), next(iter(tools), None))
 
 
-def _alpaca(record: Mapping[str, object]) -> list[Turn]:
+def _alpaca(record: _Record, notes: Notes) -> list[Turn]:
     """instruction/input/output (or response), with optional system and history; one nested instance (seed tasks)."""
     if isinstance(instances := record.get("instances"), list) and "output" not in record:
         if len(instances) != 1 or not isinstance(instances[0], dict):
             raise BadRecord(f'"instances" holds {len(instances)} items; split the record into one item each')
-        record = {**record, **instances[0]}
-    answer = "output" if "output" in record else "response"
-    if answer not in record:
-        raise BadRecord(f'no field "output"; it has: {_keys(record)}')
-    return [*_system(record), *_history(record), *_exchange(record, "instruction", "input", answer)]
+        record.take("instances")
+        record.update(instances[0])
+    answer = next((name for name in _ALPACA_ANSWERS if name in record), None)
+    if answer is None:
+        raise BadRecord(f'no field "output"; it has: {keys_of(record)}')
+    return [*_system(record), *_history(record), *_exchange(record, "instruction", _EXTRAS, answer, notes)]
 
 
-def _question_answer(record: Mapping[str, object], names: Mapping[str, str]) -> list[Turn]:
+def _question_answer(record: _Record, names: Mapping[str, str], notes: Notes) -> list[Turn]:
     if "prompt" in names:
         question, answer = names["prompt"], names.get("answer", "answer")
+        extras: tuple[str, ...] = (names["input"],) if "input" in names else ()
     else:
-        question, answer = next((pair for pair in _PAIRS if pair[0] in record and pair[1] in record), _PAIRS[0])
+        question, answer = _pair(record) or _PAIRS[0]
+        extras = tuple(name for name in _EXTRAS if name != question)
     for key in (question, answer):
         if key not in record:
-            raise BadRecord(f'no field "{key}"; it has: {_keys(record)}')
-    system = names.get("system", "system")
-    return [
-        *_system({**record, "system": record.get(system)}),
-        *_exchange(record, question, names.get("input"), answer),
-    ]
+            raise BadRecord(f'no field "{key}"; it has: {keys_of(record)}')
+    system = _system(record, names.get("system", "system"))
+    history = [] if names else _history(record)  # named fields are all that is read
+    return [*system, *history, *_exchange(record, question, extras, answer, notes)]
 
 
-def _exchange(record: Mapping[str, object], question: str, extra: str | None, answer: str) -> list[Turn]:
-    text = _text(record.get(question), f'"{question}"')
-    if extra is not None and record.get(extra) not in (None, ""):
-        text += "\n" + _string(record[extra], f'"{extra}"')
-    return [Turn("user", _clean(text, f'"{question}"')), Turn("assistant", _text(record[answer], f'"{answer}"'))]
+def _exchange(record: _Record, question: str, extras: Iterable[str], answer: str, notes: Notes) -> list[Turn]:
+    """A question and its answer; either may be a list of turns (TRL)."""
+    return [*_asked(record, question, extras, notes), *_answered(record, answer, notes)]
 
 
-def _history(record: Mapping[str, object]) -> list[Turn]:
-    """LLaMA-Factory's ``history``: [[question, answer], ...]."""
-    history = record.get("history") or []
+def _asked(record: _Record, name: str, extras: Iterable[str], notes: Notes) -> list[Turn]:
+    question = record.take(name)
+    if is_turns(question):
+        return turn_list(question, notes)
+    parts = [visible(question, f'"{name}"')]
+    for extra in extras:
+        if not says_nothing(value := record.take(extra)):
+            parts += [string(text, f'"{extra}"') for text in (value if isinstance(value, list) else [value])]
+    return [Turn("user", clean("\n".join(parts), f'"{name}"'))]
+
+
+def _answered(record: _Record, name: str, notes: Notes) -> list[Turn]:
+    answer = record.take(name)
+    if is_turns(answer):
+        return turn_list(answer, notes)
+    text = visible(answer, f'"{name}"')
+    thought = next((key for key in REASONING if isinstance(record.get(key), str) and record[key]), None)
+    text = with_reasoning(text, record.take(thought) if thought else None, notes)
+    return [Turn("assistant", visible(text, f'"{name}"'))]
+
+
+def _history(record: _Record) -> list[Turn]:
+    """What was said before: [[question, answer], ...] (LLaMA-Factory, ms-swift), or a list of turns (ChatGLM)."""
+    history = parsed(record.take("history") or None, '"history"') or []
+    if is_turns(history):
+        return turn_list(history, Notes())
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise BadRecord('"history" is not a list of [question, answer]')
     roles: tuple[Role, Role] = ("user", "assistant")
     return [
-        Turn(role, _text(text, f'"history" {role}')) for pair in history for role, text in zip(roles, pair, strict=True)
+        Turn(role, visible(text, f'"history" {role}'))
+        for pair in history
+        for role, text in zip(roles, pair, strict=True)
     ]
 
 
-def _turn_list(turns: object) -> list[Turn]:
-    if not isinstance(turns, list):
-        raise BadRecord(f"the turns are {_name(turns)}, not a list")
-    if not turns:
-        raise BadRecord("no turns (an empty list)")
-    made = [_turn(turn, number) for number, turn in enumerate(turns, 1)]
-    return [turn for turn in made if turn is not None]
-
-
-def _turn(turn: object, number: int) -> Turn | None:
-    """One turn; None for an empty system turn, which says nothing."""
-    if not isinstance(turn, dict):
-        raise BadRecord(f"turn {number} is {_name(turn)}, not an object")
-    sender = turn.get("role") or turn.get("from")  # a Parquet row has every field of its schema, some of them null
-    if not isinstance(sender, str) or sender.strip().lower() not in _ROLES:
-        raise BadRecord(f"turn {number}: unknown role {_short(sender)}; known: {', '.join(_ROLES)}")
-    role = _ROLES[sender.strip().lower()]
-    content = turn["content"] if turn.get("content") is not None else turn.get("value")
-    where = f"turn {number} ({role})"
-    if role == "assistant" and turn.get("tool_calls"):
-        return Turn(role, _clean(_with_calls(content, turn["tool_calls"], where), where))
-    text = _string(content, where) if not isinstance(content, list) else _joined(content, where)
-    if sender.strip().lower() == "function_call":
-        text = f"<tool_call>\n{text}\n</tool_call>"
-    if not text.strip():
-        if role == "system":
-            return None
-        raise BadRecord(f"{where} is empty" if role != "assistant" else f"turn {number}: the answer is empty")
-    return Turn(role, _clean(text, where))
-
-
-def _joined(parts: Sequence[object], where: str) -> str:
-    """OpenAI's list of content parts: the text of all parts; any other type of part is refused by name."""
-    texts = []
-    for part in parts:
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, dict) and part.get("type", "text") == "text":
-            texts.append(_string(part.get("text", part.get("value")), f"{where}: the text part"))
-        else:
-            kind = _short(part.get("type")) if isinstance(part, dict) else _name(part)
-            raise BadRecord(f"{where}: a content part of type {kind}; only text can be learned")
-    return "".join(texts)
-
-
-def _with_calls(content: object, calls: object, where: str) -> str:
-    """OpenAI's ``tool_calls`` as text that the model can learn to say: one <tool_call> block a call."""
-    if not isinstance(calls, list):
-        raise BadRecord(f"{where}: tool_calls is {_name(calls)}, not a list")
-    said = (
-        []
-        if content in (None, "")
-        else [_joined(content, where) if isinstance(content, list) else _string(content, where)]
-    )
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else call
-        said.append(f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>")
-    return "\n".join(said)
-
-
-def _checked(turns: list[Turn]) -> Conversation:
+def _checked(turns: list[Turn], notes: Notes) -> Conversation:
     """The rules about the order of turns; see docs/data.md."""
-    answers = [i for i, turn in enumerate(turns) if turn.role == "assistant"]
+    answers = [i for i, turn in enumerate(turns) if is_answer(turn)]
     if not answers:
-        only_system = all(turn.role == "system" for turn in turns)
-        raise BadRecord("only system turns: nothing to learn" if only_system else "no assistant turn: nothing to learn")
+        raise BadRecord(f"{_missing(turns)}: nothing to learn")
     for before, after in itertools.pairwise(answers):
         if after == before + 1:
             raise BadRecord(f"two answers in a row (turns {before + 1} and {after + 1})")
     if not any(turn.role == "user" for turn in turns):
         raise BadRecord("an answer without a question: no user turn")
-    return Conversation(turns[: answers[-1] + 1], len(turns) - answers[-1] - 1)
+    kept = turns[: answers[-1] + 1]
+    return Conversation(kept, len(turns) - len(kept), tuple(sorted(notes.unread)), notes.dropped)
 
 
-def _text(value: object, where: str) -> str:
-    text = _clean(_string(value, where), where)
-    if not text or text.isspace():
-        raise BadRecord(f"{where} is empty")
-    return text
-
-
-def _string(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadRecord(f"{where} is {_name(value)}, not a string")
-    return value
-
-
-_UNUSABLE = re.compile("[\0\ud800-\udfff]")
-
-
-def _clean(text: str, where: str) -> str:
-    """The text, unless it holds NUL or half of a surrogate pair (which is also how undecodable bytes arrive)."""
-    if found := _UNUSABLE.search(text):
-        code = ord(found[0])
-        what = "a NUL character" if not code else f"a lone surrogate (U+{code:04X})"
-        if 0xDC80 <= code <= 0xDCFF:
-            what = f"a byte that is not text in the file's encoding (0x{code - 0xDC00:02X}) or a lone surrogate"
-        raise BadRecord(f"{where} holds {what} at character {found.start() + 1}")
-    return text
-
-
-def _name(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return "a number"
-    return {"str": "a string", "list": "a list", "dict": "an object"}.get(
-        type(value).__name__, f"a {type(value).__name__}"
-    )
-
-
-def _keys(record: Mapping[str, object]) -> str:
-    keys = [str(key)[:40] for key in record]
-    return ", ".join(keys[:8]) + (", ..." if len(keys) > 8 else "") if keys else "no fields"
-
-
-def _short(value: object) -> str:
-    return repr(value)[:60] if isinstance(value, str) else _name(value)
+def _missing(turns: list[Turn]) -> str:
+    if all(turn.role == "system" for turn in turns):
+        return "only system turns"
+    excluded = any(turn.role == "assistant" for turn in turns)
+    return "no assistant turn that is to be trained" if excluded else "no assistant turn"

@@ -25,9 +25,11 @@ import numpy.typing as npt
 
 from minimind.base.defaults import ROW_LENGTH
 from minimind.data.read.sources import Chunk, Record
-from minimind.data.records.conversations import BadRecord, Conversation, Fields, Kind, detect, to_document
+from minimind.data.records.conversations import Conversation, Fields, Kind, detect_format, to_document, unread_fields
 from minimind.data.records.options import BY_CONTENT, ReadingOptions
-from minimind.text.chat import ROLES, Fitted, Turn, fit
+from minimind.data.records.unread import Unread
+from minimind.data.records.values import BadRecord
+from minimind.text.chat import ROLES, Fitted, Turn, fit, is_answer
 from minimind.text.tokenizer import IM_END, IM_START, Tokenizer
 
 _EXCERPT = 2000
@@ -61,9 +63,15 @@ class Reject(NamedTuple):
     reason: str
     excerpt: str = ""
     too_long: bool = False
+    element: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.reason}"
+        return f"{self.file}:{self.line}: {self.told_apart}"
+
+    @property
+    def told_apart(self) -> str:
+        """The reason, after which element of a list it is where the line alone doesn't say."""
+        return f"record {self.element} of the list: {self.reason}" if self.element else self.reason
 
 
 @dataclass
@@ -81,6 +89,7 @@ class Counts:
     trimmed: int = 0  # conversations whose last turns had no answer and were cut off
     shortened: int = 0  # conversations that lost whole turns to max_seq_length
     answers_cut: int = 0  # conversations whose only exchange was too long, so that the answer lost its end
+    reasoning_dropped: int = 0  # answers whose reasoning was left out
 
     def add(self, other: Counts) -> None:
         for name, value in vars(other).items():
@@ -89,11 +98,12 @@ class Counts:
 
 @dataclass
 class Encoded:
-    """One chunk's documents and rejects, in order of lines, and their counts."""
+    """One chunk's documents and rejects, in order of lines, their counts, and the fields that nothing read."""
 
     documents: list[Document] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
+    unread: Unread = field(default_factory=Unread)
 
 
 def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encoded:
@@ -105,10 +115,12 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encode
         document = document_of(record, options.kind, options.reading.fields)
         if isinstance(document, Reject):
             encoded.rejects.append(document)
-        elif isinstance(document, str):
+            continue
+        if isinstance(document, str):
             texts.append((record.line, document))
-        else:
-            _add_conversation(encoded, document, record, tokenizer, options.max_seq_length)
+        elif not _add_conversation(encoded, document, record, tokenizer, options.max_seq_length):
+            continue
+        note_unread(encoded.unread, record, document, options.reading.fields)
     if options.reading.allow_special:
         _add_marked(encoded, texts, chunk.file, tokenizer)
     else:
@@ -124,7 +136,16 @@ def document_of(record: Record, kind: Kind | None, fields: Fields) -> str | Conv
         found = kind or kind_of(record, fields)
         return to_document(record.value, found, fields)
     except BadRecord as error:
-        return Reject(record.file, record.line, str(error), record.excerpt or excerpt_of(record))
+        excerpt = record.excerpt or excerpt_of(record)
+        return Reject(record.file, record.line, str(error), excerpt, element=record.element)
+
+
+def note_unread(unread: Unread, record: Record, document: str | Conversation, fields: Fields) -> None:
+    """Count what the record holds beside its document."""
+    names = unread_fields(record.value, document, fields)
+    if names:
+        of_the_list = f" record {record.element}" if record.element else ""
+        unread.add(names, f"{record.file}:{record.line}{of_the_list}")
 
 
 def kind_of_first(records: Iterable[Record], fields: Fields) -> Kind | None:
@@ -133,8 +154,8 @@ def kind_of_first(records: Iterable[Record], fields: Fields) -> Kind | None:
         try:
             return kind_of(record, fields)
         except BadRecord as error:
-            if "preference" in str(error):
-                return "sft"
+            if error.kind is not None:
+                return error.kind
     return None
 
 
@@ -142,7 +163,7 @@ def kind_of(record: Record, fields: Fields) -> Kind:
     """Whether a record is pretraining text or a conversation. Raises ``BadRecord`` if it is neither."""
     if record.error is not None:
         raise BadRecord(record.error)
-    return "pretrain" if detect(record.value, None, fields) == "text" else "sft"
+    return "pretrain" if detect_format(record.value, None, fields) == "text" else "sft"
 
 
 def _add_texts(encoded: Encoded, texts: list[tuple[int, str]], tokenizer: Tokenizer) -> None:
@@ -184,15 +205,19 @@ def between_marks(text: str) -> list[str]:
 
 def _add_conversation(
     encoded: Encoded, conversation: Conversation, record: Record, tokenizer: Tokenizer, max_seq_length: int
-) -> None:
+) -> bool:
+    """Whether an answer of it fits."""
     fitted = fit(conversation.turns, tokenizer, max_seq_length + 1)
     if fitted is None:
         reason = f"no answer with its question fits {max_seq_length} tokens; raise max_seq_length to use it"
-        encoded.rejects.append(Reject(record.file, record.line, reason, excerpt_of(record), too_long=True))
-        return
+        encoded.rejects.append(
+            Reject(record.file, record.line, reason, excerpt_of(record), too_long=True, element=record.element)
+        )
+        return False
     counts = encoded.counts
     counts.used += 1
     counts.trimmed += conversation.trimmed > 0
+    counts.reasoning_dropped += conversation.dropped
     counts.answers_cut += fitted.answer_cut
     counts.shortened += len(fitted.turns) < len(conversation.turns)
     ids = np.array(fitted.rendered.ids, dtype=np.int32)
@@ -200,13 +225,14 @@ def _add_conversation(
     encoded.documents.append(
         Document(ids, trainable, record.line, _answer_bytes(conversation.turns, fitted, tokenizer))
     )
+    return True
 
 
 def _answer_bytes(turns: list[Turn], fitted: Fitted, tokenizer: Tokenizer) -> int:
     if fitted.answer_cut:
         spoken = [i for i, flag in zip(fitted.rendered.ids, fitted.rendered.trainable, strict=True) if flag]
         return len(tokenizer.decode(spoken).encode("utf-8"))
-    return sum(len(turns[i].content.encode("utf-8")) for i in fitted.turns if turns[i].role == "assistant")
+    return sum(len(turns[i].content.encode("utf-8")) for i in fitted.turns if is_answer(turns[i]))
 
 
 def _framed(ids: npt.NDArray[np.int32], tokenizer: Tokenizer) -> npt.NDArray[np.int32]:

@@ -72,7 +72,7 @@ class Tally:
         if self._file is None:
             self.quarantine.parent.mkdir(parents=True, exist_ok=True)
             self._file = create(self.quarantine)
-        values = (reject.file, reject.line, reject.reason, reject.too_long, reject.excerpt)
+        values = (reject.file, reject.line, reject.told_apart, reject.too_long, reject.excerpt)
         self._file.write(json.dumps(dict(zip(_FIELDS, values, strict=True))).encode() + b"\n")
 
     def _error(self, number: str, counts: Counts) -> UserError:

@@ -31,7 +31,7 @@ def read_texts(files: Sequence[Path | str], tally: Tally, reading: ReadingOption
 
 def _texts_of(source: Source, tally: Tally, reading: ReadingOptions) -> Iterator[str]:
     seen = Encoded()
-    for chunk in read_chunks(source, reading.format, reading.encoding):
+    for chunk in read_chunks(source, reading.format, reading.encoding, reading.fields.columns):
         seen.rejects.clear()
         for text in _texts_in(chunk, seen, reading):
             seen.counts.bytes += len(text.encode("utf-8"))

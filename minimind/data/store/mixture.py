@@ -64,7 +64,8 @@ class Mixture:
     def epoch_tokens(self) -> int:
         """Trainable tokens of an epoch; with fractional weights the mean over epochs, rounded."""
         shares = zip(self._taken, self._sizes, self.records(), strict=True)
-        return round(sum(taken / size * about["trainable_tokens"] for taken, size, about in shares))
+        tokens: float = sum(taken / size * about["trainable_tokens"] for taken, size, about in shares)
+        return round(tokens)
 
     @property
     def names(self) -> list[str]:

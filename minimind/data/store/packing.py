@@ -81,7 +81,8 @@ def ramp(counts: npt.NDArray[Any]) -> Ints:
     """0, 1, ..., counts[0] - 1, 0, 1, ..., counts[1] - 1, and so on."""
     ends = np.cumsum(counts, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) - np.repeat(ends - counts, counts)
+    numbers: Ints = np.arange(total) - np.repeat(ends - counts, counts)
+    return numbers
 
 
 def shuffled(count: int, *key: int) -> Ints:
@@ -102,7 +103,8 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: npt.NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def _best_fit(sizes: Ints, counts: Ints, row_length: int) -> Ints:

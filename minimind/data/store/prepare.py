@@ -25,12 +25,12 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from minimind.base.defaults import ROW_LENGTH
 from minimind.base.display import complain
@@ -42,13 +42,15 @@ from minimind.data.records.conversations import Kind
 from minimind.data.records.encoding import Counts, Options, encode_chunk, kind_of_first
 from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.records.rejects import Tally
+from minimind.data.records.unread import Unread, sentence
 from minimind.data.store.cache import Say, content_hash, locked
 from minimind.data.store.files import MANIFEST, holds_store
 from minimind.data.store.rooms import default_cache, require_owner, room
 from minimind.data.store.store import StoreWriter, TokenStore
 from minimind.text.tokenizer import Tokenizer
 
-_FORMAT_VERSION = 1  # part of every store's key: raise it when the same input would give other tokens
+_FORMAT_VERSION = 1  # part of every store's key, so of every run that can go on: raise it when all inputs give others
+_READING = 2  # raise it when some inputs would give other tokens: stores of before are made again under their key
 _IN_FLIGHT = 16 << 20  # bytes of records that are being encoded at once
 _SAY_SECONDS = 10.0
 _T = TypeVar("_T")
@@ -123,6 +125,7 @@ class Job:
             reading.encoding,
             reading.skip_bad,
             reading.max_bad_ratio,
+            *([reading.reasoning] if reading.reasoning != "train" else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -142,24 +145,28 @@ class Job:
                 )
         tally = Tally(reading.skip_bad, reading.max_bad_ratio, store.with_name(store.name + ".rejected.jsonl"))
         writer = StoreWriter(store, self.tokenizer.vocab_size, self.options.kind, replace)
+        unread = [Unread() for _ in heads]
         try:
             with tally:
                 for index, head in enumerate(heads):
-                    counts = self._source(chunks_of(head, reading.format), index, writer, tally)
-                    tally.finish_source(head.name, counts)
-            writer.finish(self._manifest(heads, hashes, key, tally))
+                    chunks = chunks_of(head, reading.format, reading.fields.columns)
+                    tally.finish_source(head.name, self._source(chunks, index, writer, tally, unread[index]))
+            writer.finish(self._manifest(heads, hashes, key, tally, unread))
         except BaseException:
             writer.abort()
             raise
         self._report(store, tally.total, time.monotonic() - started)
+        if fields := not_read([{"fields_not_read": found.to_json()} for found in unread]):
+            self.say(f"  fields not read: {fields}")
 
-    def _source(self, chunks: Iterable[Chunk], index: int, writer: StoreWriter, tally: Tally) -> Counts:
+    def _source(self, chunks: Iterable[Chunk], index: int, writer: StoreWriter, tally: Tally, unread: Unread) -> Counts:
         counts, said = Counts(), time.monotonic()
         work = partial(encode_chunk, tokenizer=self.tokenizer, options=self.options)
         for encoded in in_order(work, chunks, self.workers, lambda chunk: chunk.num_bytes):
             for document in encoded.documents:
                 writer.add(document.tokens, document.trainable, index, document.line, document.num_bytes)
             counts.add(encoded.counts)
+            unread.merge(encoded.unread)
             tally.add(encoded, counts)
             if time.monotonic() - said > _SAY_SECONDS:
                 said = time.monotonic()
@@ -167,7 +174,7 @@ class Job:
         return counts
 
     def _manifest(
-        self, heads: Sequence[streams.Head], hashes: Sequence[str], key: str, tally: Tally
+        self, heads: Sequence[streams.Head], hashes: Sequence[str], key: str, tally: Tally, unread: Sequence[Unread]
     ) -> dict[str, object]:
         sources = [
             {
@@ -177,11 +184,13 @@ class Job:
                 "encoding": head.encoding,
                 "confidence": head.confidence,
                 **vars(counts),
+                "fields_not_read": found.to_json(),
             }
-            for head, digest, counts in zip(heads, hashes, tally.sources, strict=True)
+            for head, digest, counts, found in zip(heads, hashes, tally.sources, unread, strict=True)
         ]
         return {
             "key": key,
+            "reading": _READING,
             "sources": sources,
             "counts": vars(tally.total),
             "tokenizer": self.tokenizer.fingerprint,
@@ -200,6 +209,7 @@ class Job:
             (total.trimmed, "conversations ended without an answer: those last turns were cut off"),
             (total.shortened, f"conversations lost their first turns to max_seq_length {self.options.max_seq_length}"),
             (total.answers_cut, "answers lost their end, because no whole exchange fits max_seq_length"),
+            (total.reasoning_dropped, "answers without their reasoning, which was left out (reasoning=drop)"),
             (total.too_long, f"conversations have no answer that fits: left out, see {store}.rejected.jsonl"),
         )
         for number, what in notes:
@@ -212,7 +222,7 @@ def _gathered(files: Sequence[Path | str], cache: Path, stack: contextlib.ExitSt
     stack.callback(remove_spool, spool)
     sources, ignored = expand(files, spool)
     if ignored:
-        say(f"left out {len(ignored)} files of other types: {', '.join(ignored[:5] + ['...'] * (len(ignored) > 5))}")
+        say(f"left out {len(ignored)} files that are no data: {', '.join(ignored[:5] + ['...'] * (len(ignored) > 5))}")
     if not sources:
         raise UserError("no file to prepare: name at least one")
     return sources
@@ -220,8 +230,9 @@ def _gathered(files: Sequence[Path | str], cache: Path, stack: contextlib.ExitSt
 
 def _kind_of(sources: Sequence[Source], reading: ReadingOptions) -> Kind:
     """By the first record that is either; without one pretraining, whose rules then name every line."""
-    chunks = (chunk for source in sources for chunk in read_chunks(source, reading.format, reading.encoding))
-    return kind_of_first((record for chunk in chunks for record in chunk.records()), reading.fields) or "pretrain"
+    fields, encoding = reading.fields, reading.encoding
+    chunks = (chunk for source in sources for chunk in read_chunks(source, fields.format, encoding, fields.columns))
+    return kind_of_first((record for chunk in chunks for record in chunk.records()), fields) or "pretrain"
 
 
 @contextlib.contextmanager
@@ -249,6 +260,9 @@ def _found(store: Path, key: str, cached: bool, say: Say) -> bool:
     except UserError as error:
         say(f"made again: {error}")
         return False
+    if cached and manifest.get("reading") != _READING:
+        say(f"made again: {store}: made when some fields of records were read otherwise")
+        return False
     if cached and "sha256" not in manifest:
         say(f"made again: {store}: made before stores had hashes, so it can't be verified")
         return False
@@ -270,6 +284,16 @@ def _is_old_store(store: Path) -> bool:
     if os.path.lexists(store) and not (is_directory(store) and not any(store.iterdir())):
         raise UserError(f"{store}: exists and is no token store, or holds more than one; name another output")
     return False
+
+
+def not_read(sources: Sequence[Mapping[str, Any]]) -> str:
+    """The fields of a manifest's ``sources`` that say something and were not read, with the first record of each."""
+    fields: dict[str, dict[str, Any]] = {}
+    for source in sources:
+        for name, found in source.get("fields_not_read", {}).items():
+            before = fields.setdefault(name, {**found, "records": 0})
+            before["records"] += found["records"]
+    return sentence(fields)
 
 
 def _slug(name: str) -> str:

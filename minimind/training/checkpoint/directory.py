@@ -41,7 +41,7 @@ _POINTED = re.compile(rf"checkpoints/{_NAME.pattern}")
 _DEBRIS = re.compile(rf"{re.escape(TEMPORARY)}(replaced-)?{_NAME.pattern}(-\d+)?")
 _FILES = re.compile(  # all that DeepSpeed and this module write into a checkpoint
     r"manifest\.json|zero_to_(fp32|torch)\.py|"
-    r"\w+/(mp_rank_\d+_model_states|(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.pt"
+    r"\w+/((zero_pp_rank_\d+_)?mp_rank_\d+_model_states|(bf16_)?zero_pp_rank_\d+_mp_rank_\d+_optim_states)\.pt"
 )
 
 

@@ -1,13 +1,15 @@
 """A checkpoint as whole fp32 tensors by parameter name, and those into another layout.
 
 DeepSpeed's files are cut as the run that wrote them was laid out: ZeRO flattens each parameter group into one vector
-and gives every rank a slice, stage 0 keeps whole tensors, half precision keeps fp32 masters beside the weights. Loaded
-by DeepSpeed they fit the same number of ranks, wrapper and precision only. ``read_portable`` undoes the cut (as
-DeepSpeed's utils/zero_to_fp32.py does for the weights alone), ``fill`` cuts anew. Nothing is rounded on the way: the
-masters and moments are fp32 in every layout that this trainer accepts.
+and gives every rank a slice (at stage 3 it slices each parameter by itself), stage 0 keeps whole tensors, half
+precision keeps fp32 masters beside the weights. Loaded by DeepSpeed they fit the same number of ranks, wrapper and
+precision only. ``read_portable`` undoes the cut (as DeepSpeed's utils/zero_to_fp32.py does for the weights alone),
+``fill`` cuts anew. Nothing is rounded on the way: the masters and moments are fp32 in every layout that this trainer
+accepts.
 
 Torch only. The files pickle DeepSpeed's loss scaler, so reading them needs DeepSpeed installed, and trust in whoever
-wrote them. Weakness: every rank maps all ranks' files, which at this project's sizes is a few hundred megabytes.
+wrote them. Weakness: every rank maps all ranks' files, and reads them whole into another layout: a few hundred
+megabytes at 26M, 13 GB at 1.1B.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from minimind.base.defaults import MODEL_STATES
+from minimind.base.defaults import MODEL_STATES, PARTITIONED_STATES
 from minimind.base.errors import UserError
+from minimind.interop.partitioned import join, optimizer_files
+from minimind.interop.partitioned import part as part_of
 
+SUB_GROUP_SIZE = 10**9  # DeepSpeed's default
 _HALF = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 
 
@@ -32,7 +37,7 @@ class Layout:
     """What decides how a checkpoint is cut. Two equal layouts read each other's files as they are.
 
     ``accumulation``: the gradients' dtype (it chooses DeepSpeed's wrapper). ``order``: the options that move
-    parameters inside ZeRO's flat vectors.
+    parameters inside ZeRO's flat vectors. ``sub_group``: elements of one of stage 3's flat vectors, 0 below it.
     """
 
     ranks: int
@@ -41,6 +46,7 @@ class Layout:
     offload: bool
     accumulation: str
     order: tuple[bool, bool]
+    sub_group: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any], ranks: int) -> Layout:
@@ -53,9 +59,10 @@ class Layout:
             ranks,
             precision,
             zero.get("stage", 0),
-            zero.get("offload_optimizer", {}).get("device") == "cpu",
-            _HALF.get(accumulation.removeprefix("torch."), accumulation),
-            (bool(zero.get("round_robin_gradients")), bool(zero.get("parameter_alignment"))),
+            offload=zero.get("offload_optimizer", {}).get("device") == "cpu",
+            accumulation=_HALF.get(accumulation.removeprefix("torch."), accumulation),
+            order=(bool(zero.get("round_robin_gradients")), bool(zero.get("parameter_alignment"))),
+            sub_group=int(zero.get("sub_group_size", SUB_GROUP_SIZE)) if zero.get("stage") == 3 else 0,
         )
 
     def __str__(self) -> str:
@@ -102,6 +109,22 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Shards(Block):
+    """At stage 3: each parameter is cut by itself for ``ranks`` ranks, and a tensor of the optimizer holds one part of
+    each. ``cut`` takes the ranks' tensors one after the other, as a ``Block``'s does."""
+
+    ranks: int = 1
+
+    def cut(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters' tensors out of all ranks' tensors together."""
+        return join(whole.reshape(-1).chunk(self.ranks), self.shapes)
+
+    def slice(self, tensors: Mapping[str, torch.Tensor], part: int, size: int) -> torch.Tensor:
+        """Rank ``part``'s tensor, of ``size`` elements."""
+        return torch.cat([part_of(tensors[name], part, self.ranks) for name in self.shapes])
+
+
+@dataclass(frozen=True)
 class PortableState:
     """Whole tensors on the CPU, fp32, in the parameters' shapes.
 
@@ -117,8 +140,9 @@ class PortableState:
 
 
 def read_model_states(directory: Path) -> dict[str, Any]:
-    """The file that DeepSpeed writes once for all ranks: weights, counters, ``ds_config``, client state."""
-    return _read(directory / MODEL_STATES)
+    """DeepSpeed's file of the first rank: weights (below stage 3), counters, ``ds_config``, client state."""
+    partitioned = directory / PARTITIONED_STATES
+    return _read(partitioned if partitioned.is_file() else directory / MODEL_STATES)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -138,7 +162,8 @@ def read_portable(directory: Path, groups: Sequence[Sequence[Block]]) -> Portabl
     layout = Layout.of(saved["ds_config"], saved["dp_world_size"])
     shards = [_read(path)["optimizer_state_dict"] for path in _shards(directory, layout)]
     state = PortableState(loss_scaler=shards[0].get("loss_scaler") if shards else None)
-    for block, master, values in _slices(saved, shards) if shards else _whole(saved, groups):
+    slices = _parts if layout.stage == 3 else _slices
+    for block, master, values in slices(saved, shards) if shards else _whole(saved, groups):
         _refuse_quantized(directory, layout, values)
         state.masters.update(block.cut(master.detach()))
         for key, value in values.items():
@@ -158,9 +183,7 @@ _Piece = tuple[Block, torch.Tensor, Mapping[str, Any]]  # a block, its master, i
 
 def _shards(directory: Path, layout: Layout) -> list[Path]:
     """The ranks' optimizer files, by rank; none at stage 0."""
-    names = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(layout.ranks)]
-    prefix = "bf16_" if layout.precision == "bf16" else ""
-    return [directory / f"{prefix}{name}" for name in names] if layout.stage else []
+    return list(optimizer_files(directory, layout.ranks)) if layout.stage else []
 
 
 def _whole(saved: dict[str, Any], groups: Sequence[Sequence[Block]]) -> Iterator[_Piece]:
@@ -181,11 +204,23 @@ def _slices(saved: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[_Pi
         paddings = shards[0].get("param_alignment_paddings")
         master = torch.cat([shard["single_partition_of_fp32_groups"][index] for shard in shards])
         states = [shard["base_optimizer_state"]["state"].get(index, {}) for shard in shards]
-        values = {
-            key: torch.cat([state[key] for state in states]) if _is_moment(value) else value
-            for key, value in states[0].items()
-        }
-        yield Block(shapes, paddings[index] if paddings else ()), master, values
+        yield Block(shapes, paddings[index] if paddings else ()), master, _joined(states)
+
+
+def _parts(saved: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[_Piece]:
+    """Stage 3: a flat tensor for each of DeepSpeed's sub-groups, from the ranks' parts of each parameter."""
+    for index, shapes in enumerate(saved["param_shapes"]):
+        master = torch.cat([shard["fp32_flat_groups"][index] for shard in shards])
+        states = [shard["optimizer_state_dict"]["state"].get(index, {}) for shard in shards]
+        yield Shards(shapes, ranks=len(shards)), master, _joined(states)
+
+
+def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The ranks' states of one flat tensor, one after the other."""
+    return {
+        key: torch.cat([state[key] for state in states]) if _is_moment(value) else value
+        for key, value in states[0].items()
+    }
 
 
 def _is_moment(value: Any) -> bool:
@@ -195,21 +230,28 @@ def _is_moment(value: Any) -> bool:
 def _refuse_quantized(directory: Path, layout: Layout, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if key != "step" and not (_is_moment(value) and value.dtype == torch.float32):
+            why = "NAdam keeps a number for each slice" if key == "mu_product" else "AdamW8bit's state is quantized"
             raise UserError(
-                f"{directory.parent}: AdamW8bit's state is quantized in blocks of the layout that wrote it ({layout}) "
+                f"{directory.parent}: {why} in blocks of the layout that wrote it ({layout}) "
                 "and can't be cut anew; resume with that layout, or start a new run"
             )
 
 
 @torch.no_grad()
-def fill(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[Block]], state: PortableState, part: int) -> None:
-    """Put masters, moments and step into ``optimizer``, whose parameters are the masters of ``groups``' blocks.
+def fill(
+    optimizer: torch.optim.Optimizer,
+    masters: Sequence[Sequence[torch.Tensor]],
+    groups: Sequence[Sequence[Block]],
+    state: PortableState,
+    part: int,
+) -> None:
+    """Put moments and step into ``optimizer``, and the masters into ``masters``, which hold ``groups``' blocks.
 
     ``part``: which of a block's equal slices is this rank's (0 at stage 0). Hyperparameters stay as they are.
     """
     optimizer.state.clear()
-    for group, blocks in zip(optimizer.param_groups, groups, strict=True):
-        for master, block in zip(group["params"], blocks, strict=True):
+    for tensors, blocks in zip(masters, groups, strict=True):
+        for master, block in zip(tensors, blocks, strict=True):
             master.copy_(block.slice(state.masters, part, master.numel()).view_as(master))
             names = list(block.shapes)
             for key in state.moments.get(names[0], {}):
@@ -221,7 +263,11 @@ def fill(optimizer: torch.optim.Optimizer, groups: Sequence[Sequence[Block]], st
 
 
 def _step(optimizer: torch.optim.Optimizer, step: int, device: torch.device) -> int | torch.Tensor:
-    """The count in the form that the optimizer keeps: torch's fused Adam on the device, the others as an int."""
+    """The count in the form that the optimizer keeps: torch's fused Adam on the device, its others on the CPU, ours
+    as an int.
+    """
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         return torch.tensor(float(step), device=device)
+    if type(optimizer).__module__.startswith("torch.optim"):
+        return torch.tensor(float(step))
     return step

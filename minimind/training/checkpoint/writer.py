@@ -20,11 +20,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from minimind.base.defaults import BEST, LATEST
 from minimind.base.files import remove_files, subdirectory
 from minimind.base.findings import Finding
 from minimind.training.checkpoint.directory import (
-    BEST,
-    LATEST,
     clean_up,
     directories,
     is_ours,

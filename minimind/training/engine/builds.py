@@ -16,15 +16,17 @@ import fcntl
 import functools
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from minimind.base.display import complain
 from minimind.base.errors import UserError
+from minimind.base.files import lock_file
 from minimind.training.engine import build_lock
 
 PERIOD = 0.5  # seconds between two looks at a lock
@@ -113,10 +115,10 @@ def _put_ninja_on_path() -> None:
         os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH"), str(Path(ninja).parent))))
 
 
-def _open_turn(path: Path) -> TextIO:
+def _open_turn(path: Path) -> BinaryIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("a+")
+        return lock_file(path)
     except OSError as error:
         raise UserError(
             f"{path}: {error.strerror}, and DeepSpeed compiles an op there: "
@@ -124,21 +126,22 @@ def _open_turn(path: Path) -> TextIO:
         ) from error
 
 
-def _take_turn(turn: TextIO, op: str, say: Say) -> None:
+def _take_turn(turn: BinaryIO, op: str, say: Say) -> None:
     """Wait until no other process of ours has the file locked, and write who has it now."""
     try:
         if not _locked_within(turn, SILENT):
             turn.seek(0)
-            say(f"waiting: {turn.read().strip() or 'another process'} is compiling {op} ({turn.name})")
+            holder = turn.read().decode(errors="replace").strip() or "another process"
+            say(f"waiting: {holder} is compiling {op} ({turn.name})")
             fcntl.flock(turn, fcntl.LOCK_EX)
     except OSError:  # a network file system without locks: torch's own lock must do
         return
     turn.truncate(0)
-    turn.write(f"process {os.getpid()} on {os.uname().nodename}")
-    turn.flush()
+    turn.seek(0)
+    turn.write(f"process {os.getpid()} on {os.uname().nodename}".encode())
 
 
-def _locked_within(turn: TextIO, seconds: float) -> bool:
+def _locked_within(turn: BinaryIO, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -158,6 +161,8 @@ def clear(directory: Path, say: Say) -> None:
     """
     lock, last, told = directory / build_lock.NAME, None, ""
     while (verdict := build_lock.judge(lock)) is not None:
+        if not _is_torchs(lock):
+            raise UserError(f"{lock}: holds what torch did not write, and torch would wait for it: {advice(lock)}")
         if verdict.state == "dead" and verdict == last:
             say(f"removing {lock}: the build that left it is dead")
             lock.unlink(missing_ok=True)
@@ -171,6 +176,15 @@ def clear(directory: Path, say: Say) -> None:
             )
         last = verdict
         time.sleep(PERIOD)
+
+
+def _is_torchs(lock: Path) -> bool:
+    """Whether torch may have made it: empty, and no link. One that is gone by now was."""
+    try:
+        status = lock.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
 
 def _sentence(verdict: build_lock.Verdict, lock: Path) -> str:

@@ -13,6 +13,8 @@ import logging
 from importlib import metadata
 from typing import Any
 
+import torch
+
 from minimind.base.errors import UserError
 
 VERSION = "0.19.8"
@@ -20,6 +22,7 @@ INSTALL = f"pip install deepspeed=={VERSION}"
 
 _ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
 _ZERO = "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer"
+_ZERO_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 _BF16 = "deepspeed.runtime.bf16_optimizer:BF16_Optimizer"
 _SCALER = "deepspeed.runtime.fp16.loss_scaler:DynamicLossScaler"
 
@@ -27,14 +30,18 @@ _SCALER = "deepspeed.runtime.fp16.loss_scaler:DynamicLossScaler"
 PRIVATE: dict[str, tuple[str, ...] | None] = {
     "deepspeed.ops:__compatible_ops__": None,
     "deepspeed.runtime.compiler:compile": (),
+    "deepspeed.comm.torch:TorchBackend.get_all_gather_function": None,
+    "deepspeed.comm.torch:TorchBackend.get_reduce_scatter_function": None,
     "deepspeed.runtime.bf16_optimizer:see_memory_usage": ("message", "force"),
     "deepspeed.accelerator.cpu_accelerator:CPU_Accelerator.is_fp16_supported": ("self",),
     f"{_ENGINE}.backward": None,  # wrapped for profiling: its signature does not show
     f"{_ENGINE}.set_gradient_accumulation_boundary": ("self", "is_boundary"),
     f"{_ENGINE}.step": ("self", "lr_kwargs"),
+    f"{_ENGINE}.clip_fp32_gradients": ("self",),
     f"{_ENGINE}.was_step_applied": ("self",),
     f"{_ENGINE}.get_global_grad_norm": ("self",),
     f"{_ENGINE}.buffered_allreduce_fallback": ("self", "grads", "elements_per_buffer"),
+    "deepspeed.ops.op_builder.builder:OpBuilder.jit_load": ("self", "verbose"),
     f"{_ENGINE}._copy_recovery_script": ("self", "save_path"),
     f"{_ENGINE}.save_checkpoint": (
         "self",
@@ -46,6 +53,11 @@ PRIVATE: dict[str, tuple[str, ...] | None] = {
     ),
     f"{_ZERO}._update_scale": ("self", "has_overflow"),
     f"{_ZERO}.step": ("self", "closure"),
+    f"{_ZERO_3}._update_scale": ("self", "has_overflow"),
+    f"{_ZERO_3}.step": None,  # wrapped for profiling
+    f"{_ZERO_3}.checkpoint_event_prologue": ("self",),
+    f"{_ZERO_3}.checkpoint_event_epilogue": ("self",),
+    f"{_ZERO_3}._reassign_or_swap_out_partitioned_parameters": None,
     f"{_BF16}.step": ("self", "closure"),
     f"{_SCALER}.update_scale": ("self", "overflow"),
     f"{_SCALER}.__init__": (
@@ -78,6 +90,17 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "round_robin_bit16_padding",
     ),
     "BF16_Optimizer": ("bf16_groups", "clip_grad"),
+    "DeepSpeedZeroOptimizer_Stage3": (
+        "averaged_gradients",
+        "clip_grad",
+        "dynamic_loss_scale",
+        "dp_process_group",
+        "fp16_groups",
+        "fp32_partitioned_groups_flat",
+        "loss_scaler",
+        "partition_count",
+        "sub_group_to_group_id",
+    ),
 }
 
 
@@ -117,6 +140,19 @@ def quiet_deepspeed() -> None:
     logger.setLevel(logging.ERROR)
     # BF16_Optimizer forces memory reports through print, each with a garbage collection.
     bf16_optimizer.see_memory_usage = _say_nothing
+
+
+def use_todays_collectives() -> None:
+    """Call torch's collectives by the names that replace the deprecated ones: at stage 3 DeepSpeed's choice warns with
+    every parameter that is gathered. Call once the process group is there."""
+    from deepspeed.comm import comm
+
+    for attribute, name in (
+        ("all_gather_function", "all_gather_single"),
+        ("reduce_scatter_function", "reduce_scatter_single"),
+    ):
+        if hasattr(torch.distributed, name):
+            setattr(comm.cdb, attribute, getattr(torch.distributed, name))
 
 
 def _say_nothing(message: str, force: bool = False) -> None:

@@ -13,6 +13,9 @@ What is corrected, each with a test in tests/training/engine/test_engine.py:
 - ``deepspeed_shm_comm`` is compiled at every CPU start (48 s) although gloo does the same work.
 - ZeRO-2 with offload and fp32 accumulation keeps the gradients of a skipped step (stage_1_and_2.py ``step`` drops
   ``averaged_gradients`` without offload only), so that one NaN skips every later step. Here they are dropped.
+- A step that is skipped at stage 3 leaves the parameters that stay whole cut (stage3.py ``step`` returns before
+  ``_post_step``); a resumed run then meets them in another order than it has recorded, and DeepSpeed raises "tracing
+  error". Here they are gathered (parameters.py).
 - The lock of a build that was killed makes every later build wait for ever. Here it is noticed and removed (builds.py).
 - DeepSpeedCPUAdam's bias corrections after a resume differ in the last bit from an uninterrupted run's.
 - ``backward`` divides by the accumulation steps of the config; the loss is divided in step.py only, and a window may
@@ -49,6 +52,7 @@ from minimind.training.checkpoint.layouts import Block, Layout, fill, read_model
 from minimind.training.checkpoint.snapshot import Snapshot, capture
 from minimind.training.engine.builds import guard_builds
 from minimind.training.engine.optimizers import build_optimizer, parameter_groups
+from minimind.training.engine.parameters import parameters_of
 from minimind.training.engine.schedule import ScheduleApplier
 from minimind.training.process.ranks import Control
 
@@ -101,6 +105,7 @@ def start_processes(emulate_fp16: bool = False) -> None:
         backend = get_accelerator().communication_backend_name()
         with rendezvous():
             deepspeed.init_distributed(dist_backend=backend, verbose=False)
+        deepspeed_fixes.use_todays_collectives()
 
 
 class Engine:
@@ -132,18 +137,11 @@ class Engine:
         self._bare = resolved.stage == 0  # in fp32: half precision runs at stage 1 or more
         if self._bare:  # it would read all gradients again for the norm that `_update_bare` has
             self.ds.clip_fp32_gradients = lambda: None
-        self._tell_muon_the_order()
+        self._parameters = parameters_of(self.ds, resolved.stage, resolved.offload)
         if self.world_size == 1:
             # DeepSpeed copies all gradients into one tensor, reduces it over one rank and copies them back: 3% of a
             # step of the 26M model on a CPU, for the same bits.
             self.ds.buffered_allreduce_fallback = lambda *_, **__: None
-
-    def _tell_muon_the_order(self) -> None:
-        """Which matrices lie where in ZeRO's flat tensors: ``round_robin_gradients`` moves them, and
-        ``parameter_alignment`` leaves gaps (rows of zeros, whose update is zero)."""
-        for group, blocks in zip(self.ds.basic_optimizer.param_groups, self._blocks(), strict=True):
-            if group.get("use_muon"):
-                group["shapes"] = [shape for block in blocks for shape in block.pieces()]
 
     # One optimizer step: forward and backward for each micro-batch, then update.
 
@@ -178,14 +176,9 @@ class Engine:
             return self._update_bare(lr)
         self.ds.step()
         exhausted, applied = self._apply_scale_update(), self.ds.was_step_applied()
-        if not applied and self.resolved.offload:
-            self._forget_gradients()
+        if not applied:
+            self._parameters.after_skip()
         return Update(applied, _unread(self.ds.get_global_grad_norm()), lr, scale, exhausted)
-
-    def _forget_gradients(self) -> None:
-        """Drop the skipped step's gradients; with offload DeepSpeed adds the next ones to them, and skips for ever."""
-        for group in self.optimizer.averaged_gradients:
-            self.optimizer.averaged_gradients[group] = None
 
     def _update_bare(self, lr: float) -> Update:
         """fp32 at stage 0: the raw optimizer, to which DeepSpeed gives neither a norm nor a finite check."""
@@ -228,12 +221,9 @@ class Engine:
         self._scaler_update(overflow)
         return False
 
-    @torch.no_grad()
     def broken_parameters(self) -> list[str]:
-        """Names of the weights that hold a NaN or inf; waits for the device once."""
-        named = list(self.module.named_parameters())
-        finite = torch.stack([parameter.isfinite().all() for _, parameter in named]).tolist()
-        return [name for (name, _), fine in zip(named, finite, strict=True) if not fine]
+        """Names of the weights that hold a NaN or inf; waits for the device once. All ranks call it."""
+        return self._parameters.broken(self.sum_over_ranks)
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         """Element-wise sum of host numbers over the ranks."""
@@ -293,28 +283,21 @@ class Engine:
     def _load_portably(self, directory: Path, saved: dict[str, Any]) -> None:
         """Masters, moments and step cut for this layout, weights from the masters, DeepSpeed's counters."""
         state = read_portable(directory, blocks := self._blocks())
-        fill(self.ds.basic_optimizer, blocks, state, self.rank if self.resolved.stage else 0)
-        with torch.no_grad():
-            for parameter, name in self.ds.param_names.items():
-                parameter.copy_(state.masters[name])
+        part = self.rank if self.resolved.stage else 0
+        fill(self.ds.basic_optimizer, self._masters(), blocks, state, part)
+        self._parameters.follow(state)
         for name in ("global_steps", "global_samples", "skipped_steps"):
             setattr(self.ds, name, saved[name])
         if hasattr(self.optimizer, "loss_scaler"):
             self.optimizer.loss_scaler = state.loss_scaler
 
     def _blocks(self) -> list[list[Block]]:
-        """What each tensor of the optimizer holds, by parameter group, in the order of the wrapper's flat tensors."""
-        basic = [group["params"] for group in self.ds.basic_optimizer.param_groups]
-        names = (
-            "round_robin_bit16_groups",
-            "bf16_groups",
-        )  # ZeRO, BF16_Optimizer; at stage 0 the parameters themselves
-        groups = next((getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name)), basic)
-        shapes = [{self.ds.param_names[p]: tuple(p.shape) for p in group} for group in groups]
-        if not self.resolved.stage:
-            return [[Block({name: shape}) for name, shape in group.items()] for group in shapes]
-        paddings = getattr(self.optimizer, "round_robin_bit16_padding", [()] * len(shapes))
-        return [[Block(group, padding)] for group, padding in zip(shapes, paddings, strict=True)]
+        """What each tensor of the optimizer holds, by parameter group."""
+        return self._parameters.blocks()
+
+    def _masters(self) -> list[list[torch.Tensor]]:
+        """This rank's fp32 tensors that the optimizer changes: those of ``_blocks``."""
+        return self._parameters.masters()
 
     def _resume_schedule(self, applied: int) -> None:
         """Go on after ``applied`` steps. The rates are those of the present configuration."""
@@ -333,8 +316,11 @@ class Engine:
         return bool(self.ds.is_compiled)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's weights on the CPU, in the training precision, under their Llama names."""
-        return {name: value.detach().cpu().clone() for name, value in self.module.state_dict().items()}
+        """The model's weights on the CPU, in the training precision, under their Llama names; all ranks call it.
+
+        At ZeRO stage 3 the first rank has them and the others get none: they would not fit everywhere.
+        """
+        return self._parameters.weights()
 
     def close(self) -> None:
         """Release DeepSpeed's hooks and buffers."""
@@ -346,7 +332,8 @@ def _make_optimizer(model: nn.Module, resolved: Resolved) -> torch.optim.Optimiz
     if resolved.offload and spec.type.lower() in ("adam", "adamw"):
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        params = {name: spec.params[name] for name in ("lr", "betas", "eps") if name in spec.params}
+        names = ("lr", "betas", "eps", "bias_correction")
+        params = {name: spec.params[name] for name in names if name in spec.params}
         groups = parameter_groups(model, spec.type, spec.params)
         cpu_adam: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=spec.type.lower() == "adamw", **params)
         cpu_adam.register_step_pre_hook(_forget_bias_corrections)

@@ -12,7 +12,8 @@ compiles kernels at first use (a minute of silence on a CPU) and takes fp16 or b
 Contract: the update equals ``torch.optim.Muon`` (same coefficients, Nesterov) on one process, and does not depend on
 the stage or the number of ranks. In a slice on a GPU matrices of one shape are iterated together: 26M has 56 of
 four shapes, and at this size a GPU waits for the launches of its kernels. Weakness: ranks repeat the work on the
-matrices that two slices share, and the gather moves every body gradient once more.
+matrices that two slices share, and at stage 3, which cuts every matrix, on all of them; the gather moves every body
+gradient once more.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from minimind.interop.partitioned import part, part_size
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic with the steepest slope at 0 (the post above)
 NEWTON_SCHULZ_STEPS = 5
@@ -50,7 +53,8 @@ def orthogonalize(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def matrix_update(momentum: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Orthogonalised ``momentum`` [(n,) rows, columns], scaled so that tall matrices move as much as wide ones."""
     rows, columns = momentum.shape[-2:]
-    return orthogonalize(momentum, dtype) * max(1.0, rows / columns) ** 0.5
+    scale: float = max(1.0, rows / columns) ** 0.5
+    return orthogonalize(momentum, dtype) * scale
 
 
 class Muon(torch.optim.Optimizer):
@@ -58,7 +62,8 @@ class Muon(torch.optim.Optimizer):
 
     A Muon group carries ``shapes``: the shape of each of its matrices, in order. Its parameters are either those
     matrices or, under ZeRO, one flat slice of their concatenation (``rank`` of ``world_size`` equal slices, padded at
-    the end; DeepSpeed's zero/stage_1_and_2.py and bf16_optimizer.py both cut it so).
+    the end; DeepSpeed's zero/stage_1_and_2.py and bf16_optimizer.py both cut it so). At stage 3 a flat parameter holds
+    one part of each of its matrices: ``cuts`` says of which.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Muon(torch.optim.Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "use_muon": False, "shapes": ()})
         self.compute_dtype = compute_dtype
+        self.cuts: dict[torch.Tensor, Sequence[Sequence[int]]] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -109,6 +115,8 @@ class Muon(torch.optim.Optimizer):
         nesterov = gradient.lerp(buffer, group["momentum"])
         if parameter.ndim == 2:
             update = matrix_update(nesterov, self.compute_dtype)
+        elif parameter in self.cuts:
+            update = self._cut_update(nesterov, self.cuts[parameter])
         else:
             update = self._flat_update(nesterov, group["shapes"])
         parameter.add_(update, alpha=-group["lr"])
@@ -125,6 +133,18 @@ class Muon(torch.optim.Optimizer):
             for offset, matrix in zip(offsets, found.reshape(len(parts), size), strict=True):
                 first, last = max(offset, start), min(offset + size, end)
                 update[first - start : last - start] = matrix[first - offset : last - offset]
+        return update
+
+    def _cut_update(self, momentum: torch.Tensor, shapes: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The update for one rank's flat parts [n] of the matrices, of which one at a time is whole in memory."""
+        ranks, rank, start = dist.get_world_size(), dist.get_rank(), 0
+        update = torch.zeros_like(momentum)
+        for rows, columns in shapes:
+            size = part_size(rows * columns, ranks)
+            _, whole = _gather_slices(momentum[start : start + size], rows * columns)
+            matrix = matrix_update(whole[: rows * columns].view(rows, columns), self.compute_dtype)
+            update[start : start + size] = part(matrix, rank, ranks)
+            start += size
         return update
 
 

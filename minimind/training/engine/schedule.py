@@ -9,22 +9,21 @@ Weakness: with loss-scale skips the run ends before the schedule does, by as man
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
-from minimind.base.defaults import ScheduleKind
-
-KINDS: tuple[str, ...] = get_args(ScheduleKind)
-WSD_DECAY_SHARE = 0.2  # the last fifth decays; https://arxiv.org/abs/2405.18392 compares shares and shapes
+from minimind.config.schedules import SHAPES
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warmup over ``warmup_steps``, then ``kind`` until ``total_steps``, ending at ``min_lr_ratio``."""
+    """Linear warmup over ``warmup_steps``, then ``kind`` until ``total_steps``, ending at ``min_lr_ratio``.
+
+    ``kind``: a key of ``SHAPES`` in config/schedules.py.
+    """
 
     kind: str
     total_steps: int
@@ -39,21 +38,7 @@ class Schedule:
         peak = max(self.warmup_steps - 1, 0)
         span = max(self.total_steps - 1 - peak, 1)
         progress = min((step - peak) / span, 1.0)
-        return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * _SHAPES[self.kind](progress)
-
-
-def _wsd(progress: float) -> float:
-    """Stable, then 1 - sqrt over the last 20% (arXiv 2405.18392, figure 6)."""
-    decay = (progress - (1.0 - WSD_DECAY_SHARE)) / WSD_DECAY_SHARE
-    return 1.0 if decay <= 0 else 1.0 - math.sqrt(min(decay, 1.0))
-
-
-_SHAPES: dict[str, Callable[[float], float]] = {
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-    "wsd": _wsd,
-    "linear": lambda progress: 1.0 - progress,
-    "constant": lambda progress: 1.0,
-}
+        return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * SHAPES[self.kind](progress)
 
 
 class ScheduleApplier:

@@ -93,7 +93,7 @@ def train_step(
         losses.append(loss.detach())
         engine.backward(loss * weight)
     kept = _row_losses(rows, micro_batches) if by_source else None
-    return StepResult(torch.stack(losses).sum(), int(total), engine.update(), stops > 0, kept, saves > 0)
+    return StepResult(torch.stack(losses).sum(), int(total), engine.update(), stop=stops > 0, rows=kept, save=saves > 0)
 
 
 def _row_losses(losses: Sequence[torch.Tensor], micro_batches: Sequence[Batch]) -> RowLosses:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from minimind.base.defaults import MUON_LEARNING_RATES, learning_rate
+from minimind.base.defaults import MUON_LEARNING_RATES
+from minimind.config.deepspeed.optimizers import learning_rate
 from minimind.config.health import HealthConfig
 
 # Parameters, where the bands meet

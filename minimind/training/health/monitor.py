@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,7 @@ class Health:
             return []
         found = [*self._precision(metrics), *self._gradients(metrics), *self._machine(metrics, memory_bytes, data_wait)]
         found += self._loss(metrics)
+        found += [finding for rule in STEP_RULES if (finding := rule(self, metrics))]
         return _news(found, self.episodes, self.thresholds.heal_steps, metrics.step)
 
     def observe_evaluation(self, step: int, loss: float) -> list[Finding]:
@@ -133,7 +134,6 @@ class Health:
         self.loss_blocks.add(loss)
         self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
         self.peak_lr = max(self.peak_lr, metrics.lr)
-        found = _some(rules.spike(list(self.losses)[-config.spike_steps - 1 :], config))
         swings = _some(rules.oscillation(list(self.losses)[-config.oscillation_steps :], config))
         # Late in a schedule the loss is flat because the rate is small: that is its purpose, not an illness.
         decaying = metrics.lr < self.peak_lr / 2
@@ -142,7 +142,7 @@ class Health:
         band = [] if high else _some(rules.grad_norm_band(self.norms, bool(flat), config))
         # Small gradients explain a plateau: one illness, one finding, once the norms' window is full.
         small = bool(self.norms) and median(self.norms) < config.grad_norm_band[0]
-        return [*found, *swings, *band, *([] if small else flat)]
+        return [*swings, *band, *([] if small else flat)]
 
     def _machine(self, metrics: StepMetrics, memory_bytes: int | None, data_wait: float | None) -> list[Finding]:
         """Pace, data and memory. The recorder spreads an interval's pace over its steps, by their tokens."""
@@ -159,6 +159,17 @@ class Health:
             self.memory_blocks.add(float(memory_bytes))
             found += _some(rules.memory_growth(self.memory_blocks, config))
         return found
+
+
+def _spike(health: Health, metrics: StepMetrics) -> Finding | None:
+    if not math.isfinite(metrics.loss):
+        return None
+    config = health.thresholds
+    return rules.spike(list(health.losses)[-config.spike_steps - 1 :], config)
+
+
+# Asked after each step, when the windows have it: rules that hang on no other rule's answer. One more is one entry.
+STEP_RULES: list[Callable[[Health, StepMetrics], Finding | None]] = [_spike]
 
 
 def before_run(

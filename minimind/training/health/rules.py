@@ -1,7 +1,7 @@
 """The health rules: each a pure function from numbers to a finding or None. No state, no torch.
 
 Contract. A rule that has too few numbers, or numbers too noisy to tell, says nothing: a false alarm costs more trust
-than a late one. health.py keeps the windows and decides what is new.
+than a late one. monitor.py keeps the windows and decides what is new.
 
 Known weakness: a run that has converged at a constant rate looks like a plateau; the advice names that case.
 """

@@ -47,10 +47,15 @@ class Trouble:
 
 
 class Watch:
-    """Follows the steps of one run. ``dynamic_scale``: fp16 whose loss scale adapts."""
+    """Follows the steps of one run. ``dynamic_scale``: fp16 whose loss scale adapts.
+
+    ``trouble`` is the first that was proven, and stays: what is observed after it changes nothing. Every ``observe``
+    returns it.
+    """
 
     def __init__(self, config: RecoveryConfig, health: HealthConfig, dynamic_scale: bool) -> None:
         self.config, self.health, self.dynamic_scale = config, health, dynamic_scale
+        self.trouble: Trouble | None = None
         self.losses: deque[float] = deque(maxlen=health.spike_steps)  # of healthy steps
         self.after: deque[float] = deque(maxlen=BACK)  # since the spike
         self.skips = 0
@@ -59,34 +64,42 @@ class Watch:
         self.sound = 0  # the last step after which all parameters were finite
 
     def observe(self, metrics: StepMetrics) -> Trouble | None:
-        """Take the next step's numbers; trouble if they prove it."""
-        if not metrics.applied or not math.isfinite(metrics.loss):
-            return self._skipped(metrics)
-        self.skips, self.onset = 0, None
-        return self._spike(metrics)
+        """Take the next step's numbers."""
+        self.trouble = self.trouble or self._step(metrics)
+        return self.trouble
 
-    def scale_exhausted(self, step: int) -> Trouble:
+    def observe_exhausted_scale(self, step: int) -> Trouble:
         """An overflow at the smallest loss scale: waiting can't help."""
         onset = self.onset or step
-        return Trouble("overflow", step, onset, f"gradients overflow at the smallest loss scale since step {onset}")
+        message = f"gradients overflow at the smallest loss scale since step {onset}"
+        self.trouble = self.trouble or Trouble("overflow", step, onset, message)
+        return self.trouble
 
-    def check_parameters(self, step: int, broken: list[str]) -> Trouble | None:
+    def observe_parameters(self, step: int, broken: list[str]) -> Trouble | None:
         """``broken``: names of the parameters that are not finite after ``step``."""
         if not broken:
             self.sound = step
-            return None
+            return self.trouble
         names = ", ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
-        return Trouble("parameters", step, self.sound + 1, f"not finite: {names}")
+        self.trouble = self.trouble or Trouble("parameters", step, self.sound + 1, f"not finite: {names}")
+        return self.trouble
+
+    def observe_end(self, step: int) -> Trouble | None:
+        """The run ends after ``step``: a spike that is still open is trouble, if enough was seen of it."""
+        if self.spike_onset is not None and len(self.after) == BACK:
+            self.trouble = self.trouble or self._not_healed(step)
+        return self.trouble
 
     def open_onset(self) -> int | None:
         """The first step of an illness that is not decided yet: checkpoints from there on are not trusted."""
         return self.spike_onset
 
-    def at_the_end(self, step: int) -> Trouble | None:
-        """A spike that the end of the run finds still open, if enough was seen of it."""
-        if self.spike_onset is None or len(self.after) < BACK:
-            return None
-        return self._not_healed(step)
+    def _step(self, metrics: StepMetrics) -> Trouble | None:
+        """The trouble that this step proves."""
+        if not metrics.applied or not math.isfinite(metrics.loss):
+            return self._skipped(metrics)
+        self.skips, self.onset = 0, None
+        return self._spike(metrics)
 
     def _skipped(self, metrics: StepMetrics) -> Trouble | None:
         self.skips += 1

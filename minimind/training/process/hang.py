@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from minimind.training.checkpoint.directory import LATEST, pointed
+from minimind.base.defaults import LATEST
+from minimind.training.checkpoint.directory import pointed
 
 DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle")
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minimind.base.defaults import HANG
+from minimind.base.files import append_to, subdirectory
 from minimind.config.watchdog import WatchdogConfig
 from minimind.training.process.hang import debugged, go_on, say, write_stacks
 from minimind.training.process.orphans import siblings
@@ -196,8 +197,8 @@ class Watchdog:
         """Add the stacks of all threads to this rank's file; where they are, in words."""
         path = self._run_dir / HANG / f"rank-{self._rank}.txt"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            subdirectory(self._run_dir, HANG)
+            with append_to(path) as file:
                 write_stacks(file.fileno(), head)
         except OSError as error:
             write_stacks(2, head)

@@ -128,6 +128,7 @@ def header_rows(s: RunSummary) -> list[tuple[str, str]]:
             ("", f"{part['weight']:g} x {part['path']}: {part['epoch_rows']:,} rows an epoch of {part['rows']:,}")
             for part in s.sources or ()
         ),
+        *([("not read", f"fields {s.unread}")] if s.unread is not None else []),
         ("step", f"{s.rows_per_step} rows = {s.tokens_per_step:,} tokens ({split})"),
         ("run", f"{s.total_steps:,} steps, {s.epochs:.2f} epochs, {tokens} trainable tokens, {time}{start}"),
         *([("held-out", held_out)] if (held_out := _held_out(s)) else []),

@@ -24,7 +24,7 @@ from minimind.training.record.advice import Adviser
 from minimind.training.record.best import Best
 from minimind.training.record.console import ConsoleLog, Ending
 from minimind.training.record.file import FILE_NAME, MetricsFile, read_metrics
-from minimind.training.record.trackers import WandbLog
+from minimind.training.record.trackers import Tracker, start_tracker
 from minimind.training.values import EvalMetrics, RunSummary, StepMetrics, evaluations, perplexity
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Metrics:
         """
         self.active = rank == 0
         self.wandb_id, self.best = wandb_id, best or Best()
-        self._wandb: WandbLog | None = None
+        self._wandb: Tracker | None = None
         if not self.active:
             return
         self._summary: RunSummary | None = None
@@ -76,8 +76,8 @@ class Metrics:
         for record in read_metrics(self._file.path):
             if record["kind"] == "eval" and record.get("loss") is not None:
                 self._evaluated = (record["step"], record["loss"])
-        if run_config.report_to == "wandb":
-            self._wandb = WandbLog(run_dir, run_config, wandb_id)
+        if run_config.report_to != "none":
+            self._wandb = start_tracker(run_dir, run_config, wandb_id)
             self.wandb_id = self._wandb.id
 
     def header(self, summary: RunSummary) -> None:
@@ -168,7 +168,7 @@ class Metrics:
         if self._file:
             self._file.close()
         best = None if self.best.step is None or self.best.loss is None else (self.best.step, self.best.loss)
-        ending = Ending(reason, seconds, model, self._last, self._evaluated, best)
+        ending = Ending(reason, seconds, model, last=self._last, evaluated=self._evaluated, best=best)
         self._console.close(self._summary, ending)
 
     def _to_wandb(self, section: str, record: Mapping[str, Any]) -> None:

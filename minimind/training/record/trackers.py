@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 import queue
 import shlex
 import sys
@@ -19,11 +20,12 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minimind.base.files import subdirectory
 from minimind.base.findings import Finding
 from minimind.base.secrets import mask_command, mask_text
+from minimind.config.run import TRACKERS
 
 if TYPE_CHECKING:
     from minimind.config.run import RunConfig
@@ -32,6 +34,23 @@ INIT_SECONDS = 15.0
 FINISH_SECONDS = 30.0
 QUEUE_SIZE = 10_000
 _Job = Callable[[Any], None]  # gets the wandb run
+
+
+class Tracker(Protocol):
+    """What a run tells its numbers to, on rank 0. None of it may stop a run, raise or take long."""
+
+    id: str  # kept in checkpoints, so that a resumed run goes on under it
+
+    def log(self, numbers: Mapping[str, float], step: int) -> None: ...
+    def alert(self, finding: Finding) -> None: ...
+    def findings(self) -> list[Finding]: ...
+    def finish(self, failed: bool = False) -> None: ...
+
+
+def start_tracker(run_dir: Path, run_config: RunConfig, run_id: str | None = None) -> Tracker:
+    """The tracker that ``report_to`` names among ``TRACKERS`` of config/run.py."""
+    make: Callable[[Path, RunConfig, str | None], Tracker] = pkgutil.resolve_name(TRACKERS[run_config.report_to])
+    return make(run_dir, run_config, run_id)
 
 
 class WandbLog:

@@ -48,7 +48,9 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
     if kind == "sft":
-        parser.add_argument("--model", type=Path, required=True, help="pretrained run, checkpoint or directory")
+        parser.add_argument(
+            "--model", type=Path, help="pretrained run, checkpoint or directory; default: the YAML's model_name_or_path"
+        )
     return with_words(parser, arguments)
 
 
@@ -69,7 +71,10 @@ def own_command(script: str, arguments: argparse.Namespace, ranks: int, hardware
 def common_parser(script: str) -> Parser:
     """The options of every launch script: configuration, data, output."""
     parser = Parser(prog=f"deepspeed launch/{script}.py", allow_abbrev=False)
-    parser.add_argument("--deepspeed_config", type=Path, required=True, help="DeepSpeed JSON, see ds_configs/")
+    parser.add_argument(
+        "--deepspeed_config", type=Path, help="DeepSpeed JSON, see ds_configs/; default: the YAML's `deepspeed:`"
+    )
+    parser.add_argument("--strict", action="store_true", help="a key of the JSON that is not used is an error")
     parser.add_argument("--config", type=Path, help="YAML with model, data, schedule and run settings")
     parser.add_argument("--train-file", type=Path, nargs="+", help="training files; default: the built-in corpus")
     parser.add_argument("--eval-file", type=Path, nargs="+", help="held-out files")

@@ -13,6 +13,7 @@ from minimind.config.run import RunConfig
 from minimind.model.attention import check_backend
 from minimind.model.transformer import Transformer
 from minimind.training.checkpoint.directory import Checkpoint
+from minimind.training.engine import construction
 from minimind.training.engine.compilation import pays
 from minimind.training.engine.engine import Engine
 from minimind.training.health.ladder import Rollback, rate_factor
@@ -27,8 +28,8 @@ class Builder:
     config: RunConfig
     resolved: Resolved
     plan: Plan
-    new_model: Callable[[], Transformer]
-    describe: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
+    new_model: Callable[[Resolved], Transformer]
+    settings: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
     command: OwnCommand
 
     def treated(self, rollbacks: Sequence[Rollback]) -> Resolved:
@@ -46,15 +47,16 @@ class Builder:
         def factor(applied: int) -> float:
             return self.plan.schedule.factor(applied) * rate_factor(applied, rollbacks)
 
-        engine = build_engine(self.new_model(), self.treated(rollbacks), factor, self.config, self.plan.total_steps)
+        resolved = self.treated(rollbacks)
+        engine = build_engine(self.new_model(resolved), resolved, factor, self.config, self.plan.total_steps)
         if checkpoint is None:
             return engine, Progress()
         return engine, Progress.from_state(engine.load(checkpoint.path)["progress"])
 
 
-def new_model(config: RunConfig) -> Transformer:
-    """A transformer initialised from the seed."""
-    return Transformer(config.model, seed=config.seed)
+def new_model(config: RunConfig, resolved: Resolved) -> Transformer:
+    """A transformer initialised from the seed, for an engine of ``resolved``; all ranks call it."""
+    return construction.new_model(config.model, config.seed, resolved)
 
 
 def build_engine(
@@ -68,7 +70,8 @@ def build_engine(
     check_backend(config.attention_backend, engine.device, model.output_weight.dtype, config.model.head_dim)
     positions = total_steps * resolved.micro_batch_size * resolved.accumulation * config.max_seq_length
     flops = positions * model.flops_per_token(config.max_seq_length)
-    automatic = config.compile == "auto" and pays(detect(), resolved.precision, flops)
+    possible = resolved.stage != 3  # DeepSpeed hands the compiler parameters of size 0; requirements.py refuses "on"
+    automatic = possible and config.compile == "auto" and pays(detect(), resolved.precision, flops)
     if config.compile == "on" or automatic:
         engine.compile()
     return engine

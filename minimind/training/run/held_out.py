@@ -6,7 +6,8 @@ from minimind.base.command_lines import typed
 from minimind.base.findings import Finding
 from minimind.config.run import RunConfig
 from minimind.data.records.options import ReadingOptions
-from minimind.data.store.store import MANIFEST, TokenStore
+from minimind.data.store.files import MANIFEST
+from minimind.data.store.store import TokenStore
 from minimind.training.run.setup import Data
 
 

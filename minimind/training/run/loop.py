@@ -18,7 +18,8 @@ from minimind.data.store.batches import Batch, Batches, SequentialBatches, prefe
 from minimind.training.checkpoint.directory import all_checkpoints, restore_best
 from minimind.training.checkpoint.writer import Saver
 from minimind.training.engine.engine import Engine
-from minimind.training.engine.step import StepResult, train_step
+from minimind.training.engine.step import StepResult
+from minimind.training.engine.step import train_step as train_step  # benchmarks put a timed one in its place
 from minimind.training.health.culprits import find_culprits, shorten
 from minimind.training.health.ladder import Rollback, data_step
 from minimind.training.health.monitor import Health
@@ -57,7 +58,6 @@ class Run:
     watchdog: Watchdog = field(default_factory=Watchdog)  # not started: watches nothing
     health: Health = field(init=False)
     watch: Watch = field(init=False)
-    trouble: Trouble | None = None
     save_clock: SaveClock = field(default_factory=SaveClock)
     waits: dict[int, float] = field(default_factory=dict)  # step -> seconds it waited for data; until reported
 
@@ -65,6 +65,11 @@ class Run:
         self.health = Health.from_state(self.progress.health, self.config.health)
         self.watch = Watch(self.config.recovery, self.config.health, self.engine.resolved.dynamic_scale)
         self.watch.load(self.progress.watch)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What the run can't go on with; `Watch` says so."""
+        return self.watch.trouble
 
     @property
     def rank(self) -> int:
@@ -116,7 +121,7 @@ def train(run: Run) -> str:
         saving = last or result.stop or result.save
         if evaluating or saving or report_due(run, result):
             recorder.flush()
-        if in_trouble(run, result, evaluating, last):
+        if observed_trouble(run, result, evaluating, last) is not None:
             return "trouble"
         improved = evaluating and evaluate_now(run)
         stop = result.stop or (evaluating and progress.evaluated_step < step)
@@ -128,7 +133,7 @@ def train(run: Run) -> str:
             recorder.restart_clock()
         if stop:
             return "stopped"
-        if early_stop(run):
+        if out_of_patience(run):
             return "early-stop"
     return "finished"
 
@@ -148,13 +153,13 @@ def evaluation_due(run: Run) -> bool:
 
 def catch_up(run: Run) -> str | None:
     """What a checkpoint left undone at its step; why the run ends there, or None."""
-    if run.progress.step and not weights_sound(run):  # written by an earlier version, or by another program
+    if run.progress.step and not check_weights(run):  # written by an earlier version, or by another program
         return "trouble"
     if missed_evaluation(run) and evaluate_now(run) and run.rank == 0:
         restore_best(run.run_dir, run.progress.step)
     if missed_evaluation(run):  # asked to stop again
         return "stopped"
-    return "early-stop" if early_stop(run) else None
+    return "early-stop" if out_of_patience(run) else None
 
 
 def missed_evaluation(run: Run) -> bool:
@@ -177,7 +182,7 @@ def report(run: Run, metrics: StepMetrics) -> None:
         run.metrics.finding(with_samples(run, finding) if finding.code in NOT_FINITE else finding)
     for finding in run.saver.poll():
         run.metrics.finding(finding)
-    run.trouble = run.trouble or run.watch.observe(metrics)
+    run.watch.observe(metrics)
 
 
 def with_samples(run: Run, finding: Finding) -> Finding:
@@ -188,23 +193,23 @@ def with_samples(run: Run, finding: Finding) -> Finding:
     return replace(finding, message=f"{finding.message}: the update was skipped; samples: {shorten(samples)}")
 
 
-def in_trouble(run: Run, result: StepResult, evaluating: bool, last: bool) -> bool:
-    """Whether the run can't go on as it is; the same on every rank. Broken weights are not worth an evaluation."""
+def observed_trouble(run: Run, result: StepResult, evaluating: bool, last: bool) -> Trouble | None:
+    """Have this step watched; why the run can't go on, the same on every rank. Broken weights need no evaluation."""
     step, every = run.progress.step, run.config.recovery.parameter_check_steps
-    if result.update.exhausted and run.trouble is None:
-        run.trouble = run.watch.scale_exhausted(step)
+    if result.update.exhausted:
+        run.watch.observe_exhausted_scale(step)
     if evaluating or step % every == 0:
-        weights_sound(run)
-    if last and run.trouble is None:
-        run.trouble = run.watch.at_the_end(step)
-    return run.trouble is not None
+        check_weights(run)
+    if last:
+        run.watch.observe_end(step)
+    return run.trouble
 
 
-def weights_sound(run: Run) -> bool:
-    """Whether all weights are finite on all ranks, as all ranks learn; the run is in trouble if not."""
+def check_weights(run: Run) -> bool:
+    """Look at the weights of all ranks; True if all are finite, as all ranks learn. The run is in trouble if not."""
     gathered = run.engine.control.gather(run.engine.broken_parameters())
     broken = list(dict.fromkeys(name for names in gathered for name in names))  # ranks mostly name the same
-    run.trouble = run.trouble or run.watch.check_parameters(run.progress.step, broken)
+    run.watch.observe_parameters(run.progress.step, broken)
     return not broken
 
 
@@ -215,7 +220,12 @@ def evaluate_now(run: Run) -> bool:
     num_bytes = store.num_bytes if store.kind == "pretrain" else None
     try:
         result = evaluate(
-            engine.module, until_stop(run), engine.device, progress.step, num_bytes, engine.sum_over_ranks
+            engine.module,
+            until_stop(run),
+            engine.device,
+            progress.step,
+            num_bytes=num_bytes,
+            sum_over_ranks=engine.sum_over_ranks,
         )
     except Interrupted:
         return False
@@ -241,7 +251,7 @@ def until_stop(run: Run) -> Iterator[Batch]:
         yield batch
 
 
-def early_stop(run: Run) -> bool:
+def out_of_patience(run: Run) -> bool:
     """Whether held-out loss has not improved for ``early_stopping_patience`` evaluations."""
     patience = run.config.early_stopping_patience
     return patience is not None and run.progress.best.without_gain >= patience
@@ -252,7 +262,7 @@ def save(run: Run, best: bool = False) -> None:
 
     A checkpoint is never made of broken weights, whatever asks for one: then the run is in trouble instead.
     """
-    if not weights_sound(run):
+    if not check_weights(run):
         return
     run.watchdog.beat(SAVE)
     with run.save_clock.saving():

@@ -6,9 +6,11 @@ Exit codes: 0 finished or stopped as asked, 1 the run failed (post-mortem writte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from minimind.base.files import subdirectory
 from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware, detect
 from minimind.config.deepspeed import Resolved, resolve
+from minimind.config.deepspeed.source import chosen_source
 from minimind.config.run import RunConfig, load_run_config
 from minimind.data.records.conversations import Kind
 from minimind.model.transformer import Transformer
@@ -44,8 +47,10 @@ from minimind.training.run.loop import Run, train
 from minimind.training.run.next_commands import sweep_command
 from minimind.training.run.requirements import require
 from minimind.training.run.rescue import give_up, rescue
-from minimind.training.run.resume import Start, agree, describe, find_start
+from minimind.training.run.resume import Start, agree, find_start, run_settings
 from minimind.training.run.summary import schedule_lines, summarize
+
+WORD = 30.0  # seconds that another rank waits for the first to say what is wrong; it is ended long before
 
 
 def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
@@ -67,6 +72,8 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
             complain(traceback.format_exc().rstrip())
         elif os.environ.get("RANK", "0") == "0":
             complain(f"error: {error}")
+        else:
+            _let_the_first_rank_speak()
         code = 2
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
@@ -80,6 +87,12 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
         code = 0
     sys.stdout.flush()
     sys.exit(code)
+
+
+def _let_the_first_rank_speak() -> None:
+    """launch.py ends every rank once one has ended; the first, which meets the same error, has the line to print."""
+    with contextlib.suppress(StoppedEarly):
+        time.sleep(WORD)
 
 
 def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
@@ -110,22 +123,35 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
         config,
         resolved,
         plan,
-        new_model,
-        lambda treated: describe(config, treated, data, plan),
-        own_command(kind, arguments, resolved.world_size, hardware),
+        new_model=new_model,
+        settings=lambda treated: run_settings(config, treated, data, plan),
+        command=own_command(kind, arguments, resolved.world_size, hardware),
     )
-    about = builder.describe(builder.treated(start.rollbacks))
+    about = builder.settings(builder.treated(start.rollbacks))
     notes += start.findings + control.first_does(lambda: agree(start.checkpoint, about))
     engine, progress = builder.build(start.checkpoint, start.rollbacks)
     resolved = engine.resolved
 
     if not arguments.dry_run:
         notes += control.first_does(
-            lambda: open_directory(config, resolved, hardware, data.tokenizer, start, progress.best.step)
+            lambda: open_directory(
+                config, resolved, hardware, tokenizer=data.tokenizer, start=start, best_step=progress.best.step
+            )
         )
-    metrics = open_metrics(arguments, config, engine.rank, plan.total_steps, progress, start)
+    metrics = open_metrics(arguments, config, engine.rank, total_steps=plan.total_steps, progress=progress, start=start)
     metrics.header(
-        summarize(kind, config, resolved, data, batches, plan, hardware, progress, arguments, builder.command)
+        summarize(
+            kind,
+            config,
+            resolved,
+            data=data,
+            batches=batches,
+            plan=plan,
+            hardware=hardware,
+            progress=progress,
+            arguments=arguments,
+            command=builder.command,
+        )
     )
     rates = usual_rates(kind, config, resolved, builder.command)
     for finding in [*rates, *resolved.findings, *remarks, *held_out_findings(data, config), *notes]:
@@ -137,22 +163,29 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
         metrics.rollback(rollback)
     stop.begin(engine.barrier)
     protected = {start.checkpoint.path} if start.checkpoint else set()
-    saver = Saver(engine, Control("saving"), config.output_dir, config.save_total_limit, protected, watchdog)
+    saver = Saver(
+        engine,
+        Control("saving"),
+        config.output_dir,
+        keep=config.save_total_limit,
+        protected=protected,
+        watchdog=watchdog,
+    )
     run = Run(
         config,
         data,
         batches,
-        plan,
-        engine,
-        metrics,
-        progress,
-        stop,
-        config.output_dir,
-        about,
-        saver,
-        start.rollbacks,
-        arguments.overfit_one_batch,
-        watchdog,
+        plan=plan,
+        engine=engine,
+        metrics=metrics,
+        progress=progress,
+        stop=stop,
+        run_dir=config.output_dir,
+        about=about,
+        saver=saver,
+        rollbacks=start.rollbacks,
+        overfit_one_batch=arguments.overfit_one_batch,
+        watchdog=watchdog,
     )
     run, reason, saved = train_and_save(run, builder)
     watchdog.beat(EXPORT)
@@ -191,13 +224,14 @@ def train_with_recovery(run: Run, builder: Builder) -> tuple[Run, str]:
 def resolve_json(kind: Kind, arguments: argparse.Namespace, config: RunConfig, hardware: Hardware) -> Resolved:
     """The DeepSpeed JSON, checked and filled for this run; the launcher says how many ranks there are."""
     return resolve(
-        arguments.deepspeed_config,
+        chosen_source(arguments.deepspeed_config, config),
         config,
         int(os.environ.get("WORLD_SIZE", "1")),
         hardware,
         emulate_fp16=config.emulate_fp16,
         num_parameters=config.model.num_parameters(),
         kind=kind,
+        strict=arguments.strict,
     )
 
 
@@ -225,7 +259,7 @@ def usual_rates(kind: Kind, config: RunConfig, resolved: Resolved, command: OwnC
         band = usual_band(size, resolved.optimizer.type, kind, config.health)
         sweep = sweep_command(command, config, band.low, band.high)
     rate = rates.get("muon_lr", rates["lr"])
-    return before_run(kind, resolved.optimizer.type, rate, size, config.health, sweep)
+    return before_run(kind, resolved.optimizer.type, rate, num_parameters=size, thresholds=config.health, sweep=sweep)
 
 
 def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setup.Plan, progress: Progress) -> int:
@@ -236,21 +270,38 @@ def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setu
     return 0
 
 
-def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[], Transformer]]:
+def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:
     """The run's configuration, and what makes the model to start from: a new one, for fine-tuning the given one."""
     config = load_run_config(arguments.config, arguments.set, config_options(arguments))
     if kind == "pretrain":
-        return config, lambda: new_model(config)
+        if config.model_name_or_path is not None:
+            place = config.place("model_name_or_path")
+            raise UserError(f"{place}: model_name_or_path: pretraining starts from new weights; use launch/sft.py")
+        return config, lambda resolved: new_model(config, resolved)
     from minimind.inference.generation import load_model
 
-    if arguments.model.resolve() == config.output_dir.resolve():
+    start = first_weights(arguments.model, config)
+    if start.resolve() == config.output_dir.resolve():
         raise UserError(f"{config.output_dir}: is the model to start from; give another --output-dir")
-    model, tokenizer = load_model(arguments.model, "cpu")
+    model, tokenizer = load_model(start, "cpu")
     if "model" in config.explicit and config.model != model.config:
-        raise UserError(f"the model settings differ from those of {arguments.model}; leave `model` out for SFT")
+        raise UserError(f"the model settings differ from those of {start}; leave `model` out for SFT")
     path = config.tokenizer or tokenizer.path
     config = config.model_copy(update={"model": model.config, "tokenizer": path})
-    return config, lambda: load_model(arguments.model, "cpu")[0]
+    return config, lambda _: load_model(start, "cpu")[0]
+
+
+def first_weights(option: Path | None, config: RunConfig) -> Path:
+    """What fine-tuning starts from: ``--model``, else the YAML's ``model_name_or_path``, a local directory."""
+    if option is not None:
+        return option
+    path = config.model_name_or_path
+    if path is None:
+        raise UserError("no model to start from: pass --model, or set model_name_or_path in the YAML")
+    if not path.exists():
+        place = config.place("model_name_or_path")
+        raise UserError(f"{place}: model_name_or_path {path}: no such directory; download the model, and name its path")
+    return path
 
 
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
@@ -258,8 +309,9 @@ def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
     from minimind.interop.huggingface import save_pretrained
 
     final = config.output_dir / FINAL
+    weights = engine.weights()
     if engine.rank == 0:
         subdirectory(config.output_dir, final.name)
-        save_pretrained(engine.weights(), config.model, data.tokenizer, final)
+        save_pretrained(weights, config.model, data.tokenizer, final)
     engine.barrier()
     return final

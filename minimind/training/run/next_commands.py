@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minimind.base.command_lines import OwnCommand, from_here, launcher_words, typed
+from minimind.base.command_lines import OwnCommand, launcher_words, typed
 from minimind.base.hardware import advised_config, purpose_of
+from minimind.base.shipped import from_here
 from minimind.config.run import RunConfig
 
 PRETRAIN_ONLY = ("--max-steps", "--overfit-one-batch", "--eval-file")  # what a sweep has no use for

@@ -47,7 +47,7 @@ def lacks(resolved: Resolved, run: RunConfig, hardware: Hardware) -> list[Lack]:
     """All that would end this run after its data are ready."""
     checks: tuple[Callable[[Resolved], Iterator[Lack]], ...] = (_compiled, _optimizer, _monitors)
     found = [lack for check in checks for lack in check(resolved)]
-    return [*found, *_attention(resolved, run, hardware), *_compile(run, hardware)]
+    return [*found, *_attention(resolved, run, hardware), *_compile(resolved, run, hardware)]
 
 
 def compiler_problem() -> tuple[str, str] | None:
@@ -124,8 +124,11 @@ def _attention(resolved: Resolved, run: RunConfig, hardware: Hardware) -> Iterat
         yield Lack(what, reason, advice)
 
 
-def _compile(run: RunConfig, hardware: Hardware) -> Iterator[Lack]:
-    """torch.compile on a CPU writes C++."""
+def _compile(resolved: Resolved, run: RunConfig, hardware: Hardware) -> Iterator[Lack]:
+    """torch.compile on a CPU writes C++; at ZeRO stage 3 it fails."""
+    if run.compile == "on" and resolved.stage == 3:
+        reason = "on fails at ZeRO stage 3: the compiler sees the parameters before they are gathered, with size 0"
+        yield Lack("compile", reason, "set compile: off, or use ZeRO stage 2")
     compiler = os.environ.get("CXX", "g++")
     if run.compile == "on" and hardware.device_type == "cpu" and shutil.which(compiler) is None:
         reason = f"on needs a C++ compiler and there is none ({compiler})"
@@ -134,14 +137,20 @@ def _compile(run: RunConfig, hardware: Hardware) -> Iterator[Lack]:
 
 def remarks(resolved: Resolved, hardware: Hardware) -> list[Finding]:
     """What the run can live with: buffers pinned for a GPU must fit the limit on locked memory (`ulimit -l`)."""
-    if not resolved.offload or hardware.device_type != "cuda" or sys.platform == "win32":
+    if not _pins(resolved) or hardware.device_type != "cuda" or sys.platform == "win32":
         return []
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    pinned = resolved.config["zero_optimization"]["offload_optimizer"].get("pin_memory", True)
-    if not pinned or soft == resource.RLIM_INFINITY or soft >= SMALL_LOCKED_MEMORY:
+    if soft == resource.RLIM_INFINITY or soft >= SMALL_LOCKED_MEMORY:
         return []
     message = f"ulimit -l is {soft / 2**20:.0f} MiB and offload pins its buffers"
     advice = 'raise it, or set "pin_memory": false'
     return [Finding("memlock", message, advice, values={"bytes": float(soft)})]
+
+
+def _pins(resolved: Resolved) -> bool:
+    """Whether an offload section keeps its buffers in pinned memory, as is DeepSpeed's default."""
+    zero = resolved.config.get("zero_optimization", {})
+    sections = [zero.get(name, {}) for name in ("offload_optimizer", "offload_param")]
+    return any(section.get("device") == "cpu" and section.get("pin_memory", True) for section in sections)

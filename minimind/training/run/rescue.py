@@ -58,9 +58,8 @@ def rescue(run: Run, builder: Builder) -> Run | None:
         engine=engine,
         progress=progress,
         rollbacks=rollbacks,
-        about=builder.describe(engine.resolved),
+        about=builder.settings(engine.resolved),
         waits={},
-        trouble=None,
     )
 
 
@@ -70,7 +69,9 @@ def _rollback(run: Run, rung: str, checkpoint: Checkpoint | None) -> Rollback:
     data_step = run.data_step(run.trouble.onset - 1)
     samples = find_culprits(run.engine, run.batches, run.data.train, data_step)
     step, applied = (checkpoint.step, read_about(checkpoint.path)["applied"]) if checkpoint else (0, 0)
-    return make_rollback(rung, run.trouble, run.rollbacks, step, applied, run.config.recovery, samples)
+    return make_rollback(
+        rung, run.trouble, run.rollbacks, to_step=step, applied=applied, config=run.config.recovery, samples=samples
+    )
 
 
 def go_back(run: Run) -> Checkpoint | None:

@@ -32,7 +32,7 @@ _WORDS = {
 }
 
 
-def describe(config: RunConfig, resolved: Resolved, data: Data, plan: Plan) -> dict[str, Any]:
+def run_settings(config: RunConfig, resolved: Resolved, data: Data, plan: Plan) -> dict[str, Any]:
     """What a checkpoint says of its run (JSON): FIXED, which must agree on resume, and what may change."""
     schedule = {name: value for name, value in asdict(plan.schedule).items() if name != "total_steps"}
     about: dict[str, Any] = {

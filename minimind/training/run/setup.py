@@ -165,10 +165,24 @@ def plan_steps(config: RunConfig, batches: Batches, held_out: TokenStore | None)
     total = config.max_steps or math.ceil(config.num_train_epochs * batches.steps_per_epoch)
     schedule = Schedule(config.lr_scheduler_type, total, config.warmup(total), config.min_lr_ratio)
     evaluate, remark = None, None
-    if held_out is not None:
+    if held_out is not None and config.eval_strategy == "epoch":
+        evaluate = min(batches.steps_per_epoch, total)
+    elif held_out is not None and config.eval_strategy != "no":
         evaluate, remark = _plan_evaluations(config, total, batches.rows_per_step, held_out)
-    save_by_time = config.save_steps is None
-    return Plan(total, config.save_steps or usual_steps(total), evaluate, schedule, save_by_time, remark)
+    save = _save_steps(config, total, batches.steps_per_epoch)
+    return Plan(
+        total,
+        save or usual_steps(total),
+        evaluate,
+        schedule=schedule,
+        save_by_time=save is None,
+        eval_remark=remark,
+    )
+
+
+def _save_steps(config: RunConfig, total: int, epoch: int) -> int | None:
+    """Steps from one checkpoint to the next; None: a clock decides. A stop and the end save in any case."""
+    return {"no": total, "epoch": min(epoch, total)}.get(config.save_strategy or "", config.save_steps)
 
 
 def _plan_evaluations(

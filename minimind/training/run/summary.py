@@ -15,6 +15,7 @@ from minimind.config.model import PRESETS
 from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 from minimind.data.store.batches import Batches
+from minimind.data.store.prepare import not_read
 from minimind.training.engine.measure import measure_tokens_per_second
 from minimind.training.record.recorder import Progress
 from minimind.training.run.cadence import evaluation_cost
@@ -57,23 +58,26 @@ def summarize(
         precision=resolved.precision,
         zero_stage=resolved.stage,
         offload=resolved.offload,
-        deepspeed_config=str(arguments.deepspeed_config),
+        deepspeed_config=resolved.source,
         optimizer=_optimizer_line(resolved),
         schedule=_schedule_line(plan, resolved),
         gradient_clipping=resolved.gradient_clipping,
         device=hardware.describe(),
         output_dir=str(config.output_dir),
         memory_bytes=memory.peak,
-        expected_seconds=_expected_seconds(config, resolved, batches, plan, hardware, progress, data),
+        expected_seconds=_expected_seconds(
+            config, resolved, batches, plan=plan, hardware=hardware, progress=progress, data=data
+        ),
         resumed_step=progress.step or None,
         store=str(data.train.path),
         seed=config.seed,
         sources=batches.mixture.records() if batches.mixture else None,
         eval_remark=plan.eval_remark,
+        unread=not_read(data.train.manifest["sources"]) or None,
         data=_files(config.train_paths) or "the built-in corpus: no --train-file was given",
         held_out=_held_out(config, data),
         resume_command=resume_command(command),
-        tune_command=tune_command(command, config, resolved.precision, arguments.deepspeed_config),
+        tune_command=tune_command(command, config, resolved.precision, Path(resolved.source)),
         eval_steps=plan.eval_steps,
         evaluation_cost=_evaluation_cost(config, batches, data),
     )

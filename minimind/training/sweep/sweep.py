@@ -26,7 +26,7 @@ from minimind.base.display import console
 from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, detect
 from minimind.config.deepspeed import Resolved, resolve
-from minimind.config.deepspeed.source import read_source
+from minimind.config.deepspeed.source import JsonSource, chosen_source, read_source
 from minimind.config.run import RunConfig, load_run_config
 from minimind.data.store.batches import Batches, prefetch
 from minimind.training.engine.engine import start_processes
@@ -117,8 +117,9 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     output = config.output_dir if "output_dir" in config.explicit else DEFAULT_OUTPUT
     config = config.model_copy(update={"output_dir": output, "eval_file": []})  # nothing is evaluated here
     hardware = detect()
-    base = _resolve(arguments.deepspeed_config, config, hardware)  # the file itself: errors name its lines
-    values = read_source(arguments.deepspeed_config).values
+    source = chosen_source(arguments.deepspeed_config, config)
+    base = _resolve(source, config, hardware, arguments.strict)  # the file itself: errors name its lines
+    values = read_source(source).values
     remarks = require(base, config, hardware)
     start_processes(config.emulate_fp16)
     control = Control()
@@ -131,13 +132,13 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
         config,
         hardware,
         values,
-        base,
-        batches,
-        stop,
-        steps,
-        control.rank == 0,
-        console(),
-        own_command("lr_sweep", arguments, base.world_size, hardware),
+        base=base,
+        batches=batches,
+        stop=stop,
+        steps=steps,
+        first=control.rank == 0,
+        console=console(),
+        command=own_command("lr_sweep", arguments, base.world_size, hardware),
     )
     for finding in [*base.findings, *remarks, *notes]:
         if finding.code != "scheduler-deepspeed":
@@ -147,7 +148,9 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     return bench
 
 
-def _resolve(source: Path | Mapping[str, Any], config: RunConfig, hardware: Hardware) -> Resolved:
+def _resolve(
+    source: str | Path | Mapping[str, Any] | JsonSource, config: RunConfig, hardware: Hardware, strict: bool = False
+) -> Resolved:
     return resolve(
         source,
         config,
@@ -155,6 +158,7 @@ def _resolve(source: Path | Mapping[str, Any], config: RunConfig, hardware: Hard
         hardware,
         emulate_fp16=config.emulate_fp16,
         num_parameters=config.model.num_parameters(),
+        strict=strict,
     )
 
 
@@ -208,9 +212,9 @@ def train_at(
 
     Ends early when ``over`` says so of the records so far, which are equal on all ranks, or when fp16 is exhausted.
     """
-    engine = builder.build_engine(
-        builder.new_model(bench.config), bench.resolved_at(rate), factor, bench.config, bench.steps
-    )
+    resolved = bench.resolved_at(rate)
+    model = builder.new_model(bench.config, resolved)
+    engine = builder.build_engine(model, resolved, factor, bench.config, bench.steps)
     records: list[StepMetrics] = []
     recorder = Recorder(records.append, engine.sum_over_ranks, bench.batches.steps_per_epoch)
     progress = Progress()
@@ -254,12 +258,12 @@ def conclude(bench: Bench, name: str, curves: Sequence[Curve]) -> Outcome:
         name,
         curves,
         verdicts,
-        chosen,
-        settings,
-        band,
-        about,
-        lambda low, high: sweep_line(bench, low, high),
-        lambda rate: train_line(bench, rate),
+        recommendation=chosen,
+        settings=settings,
+        band=band,
+        about=about,
+        again=lambda low, high: sweep_line(bench, low, high),
+        train=lambda rate: train_line(bench, rate),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -73,13 +74,15 @@ def test_ssh_is_tried_as_the_launcher_does(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     assert unreachable("node1", None) == "there is no ssh here"
     ssh = tmp_path / "ssh"
-    ssh.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\ntest "$5" = node1\n')
+    pipe = tmp_path / "pipe"  # nobody writes to it
+    os.mkfifo(pipe)
+    ssh.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\ntest "$3" = silent && : < {pipe}\ntest "$5" = node1\n')
     ssh.chmod(0o755)
     assert unreachable("node1", 2222) is None
     assert (tmp_path / "words").read_text() == "-o PasswordAuthentication=no -p 2222 node1 hostname\n"
     assert unreachable("node2", 2222) == "`ssh node2 hostname` fails without a password"
     monkeypatch.setattr(hostfile, "SSH_SECONDS", 0.0)
-    assert unreachable("node1", None) == "`ssh node1 hostname` does not answer"
+    assert unreachable("silent", None) == "`ssh silent hostname` does not answer"
 
 
 def test_names_of_this_machine() -> None:

@@ -83,3 +83,72 @@ def test_an_unknown_encoding_and_a_cut_file_are_said() -> None:
     with pytest.raises(UserError, match="ends in the middle of a UTF-16-LE character"):
         list(to_utf8([b"a\0b"], "utf-16-le", "f.txt"))
     assert list(to_utf8([b"a\0b"], "utf-16-le", "f.txt", final=False)) == [b"a"]
+
+
+@pytest.mark.parametrize(("encoding", "found"), [("gbk", "gb18030"), ("big5", "big5hkscs")])
+@pytest.mark.parametrize("shift", range(4))
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_sample_ends_at_a_whole_character(encoding: str, found: str, shift: int, end: str) -> None:
+    """Whatever the position of the 256 KiB border: in a character of two bytes or between two."""
+    text = {"gbk": "山上的朋友很好，天气也很好。", "big5": "數學是利用符號語言研究數量、結構、變化的一門學科。"}[
+        encoding
+    ] + end
+    raw = b"x" * shift + (text * 8_000).encode(encoding)
+    assert find(raw)[0] == find(raw[: (1 << 18) + 7], complete=False)[0] == found
+
+
+def test_one_line_without_a_space_is_judged_by_its_characters() -> None:
+    raw = ("山上的朋友很好" * 100).encode("gbk")
+    assert find(raw[:-1], complete=False)[0] == "gb18030"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        ("山上的朋友很好，" * 20).encode() + b"\xff",
+        b"plain words\n" * 30 + b"caf\xe9\n",
+        b'{"text": "a"}\n{"text": "b\xff"}\n{"text": "c"}\n',
+        b"[" + b'{"text": "plain"}, ' * 50 + b'{"text": "\xff"}]',
+    ],
+)
+def test_a_stray_byte_is_a_bad_line_and_no_bad_file(raw: bytes) -> None:
+    assert find(raw) == ("utf-8", 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "advice"),
+    [
+        ("안녕하세요. 오늘은 날씨가 좋습니다.\n" * 20, "euc_kr", "cp949"),
+        ("これは日本語の文章です。漢字とかな。\n" * 20, "shift_jis", "shift_jis"),
+        ("Сегодня хорошая погода, и мы пошли в лес.\n" * 20, "cp1251", "cp1251"),
+    ],
+)
+def test_the_advice_names_the_guess(text: str, encoding: str, advice: str) -> None:
+    with pytest.raises(UserError, match=f"for example --encoding {advice}$"):
+        find(text.encode(encoding))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [("iso2022_jp", "ISO-2022-JP"), ("iso2022_kr", "ISO-2022-KR"), ("hz", "HZ"), ("utf-7", "UTF-7")],
+)
+def test_seven_bit_encodings_are_not_utf8(encoding: str, named: str) -> None:
+    text = {"iso2022_kr": "안녕하세요 오늘은", "iso2022_jp": "これは日本語"}.get(encoding, "山上的朋友很好")
+    raw = f"{text}\nplain\n".encode(encoding)
+    with pytest.raises(UserError, match=f"{named}, not UTF-8; name it with --encoding"):
+        find(raw)
+    assert find(raw, asked="utf-8")[0] == "utf-8"
+    asked = find(raw, asked=encoding)[0]
+    if encoding != "iso2022_kr":  # its header stands in the first line only
+        assert decode(raw.split(b"\n")[0], asked) == text
+
+
+@pytest.mark.parametrize("raw", [b"1 + 1 = 2, a+b, i++;\n", b"call +8613812345678 or +41\n", b"base64 QUJD+RA==\n"])
+def test_a_plus_is_not_utf7(raw: bytes) -> None:
+    assert find(raw * 9) == ("utf-8", 1.0, 0)
+
+
+@pytest.mark.parametrize("name", ["base64", "rot13", "idna", "punycode", "undefined", "unicode_escape"])
+def test_a_codec_that_is_no_encoding_of_files_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="is not an encoding of text files"):
+        find(b"abc", asked=name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minimind.base.errors import UserError
-from minimind.data.records.conversations import BadRecord, Conversation, Fields, detect, text_of, to_document
+from minimind.data.records.conversations import BadRecord, Conversation, Fields, detect_format, text_of, to_document
 from minimind.text.chat import Turn
 
 DOCS = Path(__file__).parents[3] / "docs" / "data.md"
@@ -32,8 +32,17 @@ def talk(*turns: object, **more: object) -> dict[str, object]:
     return {"conversations": list(turns), **more}
 
 
-def used(*turns: Turn, trimmed: int = 0) -> Conversation:
-    return Conversation(list(turns), trimmed)
+def used(*turns: Turn, trimmed: int = 0, unread: tuple[str, ...] = (), dropped: int = 0) -> Conversation:
+    return Conversation(list(turns), trimmed, unread, dropped)
+
+
+def called(role: str = "assistant", content: object = "", **more: object) -> dict[str, object]:
+    return talk(u(), {"role": role, "content": content, **more})
+
+
+CONTEXT, THOUGHT = Turn("assistant", "b", trained=False), Turn("assistant", "<think>\nr\n</think>\n\na")
+TOOL_N = Turn("system", '# Tools\n[{"n": 1}]')
+CALL = used(Q, Turn("assistant", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'))
 
 
 # One entry for each row of the table in docs/data.md: (rule, kind, record, result or part of the reason).
@@ -95,6 +104,60 @@ RULES: list[tuple[str, str, object, object]] = [
     ("tools", "sft", talk(u(), a(), tools="[f]", system="s"), used(Turn("system", "s\n\n# Tools\n[f]"), Q, A)),
     ("tools", "sft", talk(u(), a(), tools=[{"n": 1}]), used(Turn("system", '# Tools\n[{"n": 1}]'), Q, A)),
     ("tools", "sft", talk(u(), a(), tools="[]", system=None), used(Q, A)),
+    ("tools", "sft", talk({**s(""), "tools": "[f]"}, u(), a()), used(Turn("system", "# Tools\n[f]"), Q, A)),
+    ("tools", "sft", talk(s(), {**u(), "functions": [{"n": 1}]}, a()), used(SYSTEM, TOOL_N, Q, A)),
+    ("tools", "sft", {"messages": [u(), a()], "functions": [{"n": 1}]}, used(TOOL_N, Q, A)),
+    ("tool-calls", "sft", called(tool_calls='[{"name": "f", "arguments": {"a": 1}}]'), CALL),
+    ("tool-calls", "sft", called(tool_calls=[{"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}]), CALL),
+    ("tool-calls", "sft", called(tool_calls=[{"id": "1", "name": "f", "arguments": {"a": 1}}]), CALL),
+    ("tool-calls", "sft", called(function_call={"name": "f", "arguments": '{"a": 1}'}), CALL),
+    ("tool-calls", "sft", called(role="function_call", content='{"name": "f", "arguments": "{\\"a\\": 1}"}'), CALL),
+    ("tool-calls", "sft", called(content="a", tool_calls="[]"), used(Q, A)),
+    ("tool-calls", "sft", called(tool_calls="[{"), "turn 2 (assistant): tool_calls is a string that is"),
+    ("tool-calls", "sft", called(tool_calls=[{"arguments": {}}]), "a tool call that names no function"),
+    ("tool-calls", "sft", called(tool_calls=[{"name": "f", "arguments": "[1]"}]), "the arguments of 'f' are a list"),
+    ("tool-calls", "sft", called(tool_calls=[{"name": "f", "arguments": '{"n": %s}' % ("9" * 5000)}]), "5,000 digits"),
+    ("reasoning", "sft", talk(u(), {**a(), "reasoning_content": "r"}), used(Q, THOUGHT)),
+    ("reasoning", "sft", talk({**u(), "reasoning_content": ""}, {**a(), "reasoning_content": ""}), used(Q, A)),
+    ("reasoning", "sft", {"question": "q", "reasoning": "r", "answer": "a"}, used(Q, THOUGHT)),
+    ("reasoning", "sft", talk(u(), {**a("<think>x</think>a"), "thinking": "r"}), "which one is meant is unknown"),
+    ("weights", "sft", talk(u(), {**a("b"), "weight": 0}, u(), {**a(), "weight": 1}), used(Q, CONTEXT, Q, A)),
+    ("weights", "sft", talk(u(), {**a("b"), "train": False}, u(), a()), used(Q, CONTEXT, Q, A)),
+    ("weights", "sft", talk(u(), a("b"), u(), a(), loss_mask=[0, 0, 0, 1]), used(Q, CONTEXT, Q, A)),
+    ("weights", "sft", talk(u(), a(), u(), {**a("b"), "loss": False}), used(Q, A, trimmed=2)),
+    ("weights", "sft", talk(u(), {**a(), "weight": 0}), "no assistant turn that is to be trained"),
+    ("weights", "sft", talk(u(), {**a(), "weight": 0.5}), "weight is 0.5; only 0 and 1 can be followed"),
+    ("weights", "sft", talk(u(), a(), loss_mask=[1]), '"loss_mask" is 1 entries for 2 turns'),
+    ("kto", "sft", {"messages": [u(), a()], "label": True}, '"label": KTO data'),
+    ("kto", "sft", {"prompt": "q", "completion": "a", "kto_tag": "false"}, '"kto_tag": KTO data'),
+    ("preference", "sft", {"messages": [u(), a()], "rejected_response": "b"}, "preference data"),
+    ("media", "sft", {"messages": [u(), a()], "images": ["x.png"]}, '"images": only text can be learned'),
+    ("media", "sft", {"query": "q", "response": "a", "videos": ["x"], "images": []}, '"videos": only text'),
+    ("media", "sft", talk({**u(), "audio": "x"}, a()), '"audio": only text'),
+    ("media", "pretrain", {"text": "x", "images": ["x"]}, '"images": only text'),
+    ("turn-alone", "pretrain", {"role": "user", "content": "q"}, "a chat turn outside a conversation"),
+    ("turn-alone", "pretrain", {"from": "human", "value": "q"}, "a chat turn outside a conversation"),
+    ("turn-alone", "pretrain", {"role": "user", "text": "q"}, "a chat turn outside a conversation"),
+    (
+        "history",
+        "sft",
+        {"query": "q", "response": "a", "history": [["q", "a"]], "system": "s"},
+        used(SYSTEM, Q, A, Q, A),
+    ),
+    ("history", "sft", {"query": "q", "response": "a", "history": '[["q", "a"]]'}, used(Q, A, Q, A)),
+    ("history", "sft", {"prompt": "q", "response": "a", "history": [u(), a()]}, used(Q, A, Q, A)),
+    ("history", "sft", {"prompt": "q", "response": "a", "history": [["q"]]}, '"history" is not a list'),
+    ("context", "sft", {"instruction": "q", "context": "c", "response": "a"}, used(Turn("user", "q\nc"), A)),
+    ("context", "sft", {"question": "q", "context": ["c", "d"], "answer": "a"}, used(Turn("user", "q\nc\nd"), A)),
+    ("context", "sft", {"prompt": "q", "input": "c", "output": "a"}, used(Turn("user", "q\nc"), A)),
+    ("context", "sft", {"question": "q", "context": {"c": 1}, "answer": "a"}, '"context" is an object, not a string'),
+    ("not-read", "sft", {"question": "q", "answer": "a", "id": 3, "tag": ""}, used(Q, A, unread=("id",))),
+    (
+        "not-read",
+        "sft",
+        talk(u(), a(), {"role": "tool", "content": "r", "tool_call_id": "c"}, a(), url="x"),
+        used(Q, A, Turn("tool", "r"), A, unread=("tool_call_id of a turn", "url")),
+    ),
 ]
 
 
@@ -114,6 +177,7 @@ def test_each_rule(rule: str, kind: str, record: object, expected: object) -> No
 # Rules about lines, files and lengths are tested where those are made.
 ELSEWHERE = {
     "line-not-json": "test_sources.test_pathological_lines_are_bad_records",
+    "number": "test_sources.test_pathological_lines_are_bad_records",
     "key-twice": "test_sources.test_pathological_lines_are_bad_records",
     "line-too-long": "test_sources.test_a_line_over_the_limit_is_counted_and_never_held",
     "not-utf8": "test_sources.test_utf8_with_one_bad_line_is_utf8_with_one_bad_line",
@@ -151,10 +215,15 @@ def test_the_documented_rules_are_the_tested_ones() -> None:
         ({"prompt": "q", "completion": "a"}, "qa"),
         ({"query": "q", "response": "a"}, "qa"),
         ([u(), a()], "turns"),
+        ({"instruction": "q", "answer": "a"}, "alpaca"),
+        ({"input": "q", "target": "a", "kind": ""}, "qa"),
+        ({"inputs": "q", "targets": "a"}, "qa"),
+        ({"prompt": [u()], "completion": [a()]}, "qa"),
+        ({"prompt": [u()], "completion": "a"}, "qa"),
     ],
 )
 def test_formats_are_recognised_and_give_the_same_conversation(record: object, name: str) -> None:
-    assert detect(record, "sft", Fields()) == name
+    assert detect_format(record, "sft", Fields()) == name
     assert to_document(record, "sft", Fields()) == used(Q, A)
     assert to_document(record, "sft", Fields(name)) == used(Q, A)
 
@@ -169,12 +238,39 @@ def test_system_tool_history_and_input() -> None:
         to_document({"instruction": "q", "instances": [{}, {}]}, "sft", Fields())
 
 
+def test_reasoning_is_left_out_and_counted_when_dropped() -> None:
+    drop = Fields(reasoning="drop")
+    assert to_document(talk(u(), {**a(), "reasoning_content": "r"}), "sft", drop) == used(Q, A, dropped=1)
+    assert to_document(talk(u(), a("<think>\nr\n</think>\n\na")), "sft", drop) == used(Q, A, dropped=1)
+    assert to_document(talk(u(), a("<think>\n\n</think>\n\na")), "sft", drop) == used(Q, A)
+    assert to_document({"question": "q", "thinking": "r", "answer": "a"}, "sft", drop) == used(Q, A, dropped=1)
+
+
+def test_an_input_beside_a_text_is_no_question() -> None:
+    assert detect_format({"text": "q", "input": "", "output": "a"}, None, Fields()) == "text"
+
+
+def test_a_bad_record_says_what_it_was_meant_for() -> None:
+    for record in ({"chosen": [u()], "rejected": [u()]}, {"prompt": "q", "completion": "a", "label": False}):
+        with pytest.raises(BadRecord) as caught:
+            to_document(record, "sft", Fields())
+        assert caught.value.kind == "sft"
+
+
+def test_every_field_that_is_read_is_a_column_of_tables_too() -> None:
+    """What a table's reader leaves out no rule may use: each used rule gives the same from the columns alone."""
+    for _, kind, record, expected in RULES:
+        if isinstance(expected, Conversation) and isinstance(record, dict):
+            kept = {name: value for name, value in record.items() if name in Fields().columns}
+            assert to_document(kept, kind, Fields()).turns == expected.turns  # type: ignore[arg-type, union-attr]
+
+
 def test_text_and_what_carries_it() -> None:
     assert to_document("plain", "pretrain", Fields()) == "plain"
     assert to_document({"text": " kept as it is\n"}, "pretrain", Fields()) == " kept as it is\n"
     assert to_document({"content": "x"}, "pretrain", Fields()) == "x"
     assert to_document({**talk(u(), a()), "text": "x"}, "pretrain", Fields()) == "x"
-    assert to_document({**talk(u(), a()), "text": "x"}, "sft", Fields()) == used(Q, A)
+    assert to_document({**talk(u(), a()), "text": "x"}, "sft", Fields()) == used(Q, A, unread=("text",))
     assert text_of({"body": "x"}, "body") == "x"
 
 

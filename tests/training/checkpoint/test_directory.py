@@ -21,6 +21,7 @@ from minimind.training.checkpoint.directory import (
     clean_up,
     directories,
     find_checkpoint,
+    is_ours,
     point,
     point_back,
     pointed,
@@ -175,3 +176,12 @@ def test_pointers_are_relative_so_a_run_can_be_moved(tmp_path: Path) -> None:
     save_steps(tmp_path / "a", 10)
     shutil.move(tmp_path / "a", tmp_path / "b")
     assert pointed(tmp_path / "b" / LATEST) == tmp_path / "b" / "checkpoints" / "step-00000010"
+
+
+@pytest.mark.parametrize("kind", ["model", "optim"])
+@pytest.mark.parametrize("prefix", ["", "bf16_"])
+def test_the_files_of_every_stage_are_a_saves_own(kind: str, prefix: str) -> None:
+    """At stage 3 each rank writes model states too; such a name elsewhere, or a likeness of it, is not ours."""
+    rank = f"zero_pp_rank_11_mp_rank_00_{kind}_states.pt"
+    assert is_ours(f"engine/{rank}") and is_ours(f"engine/{prefix}zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    assert not any(map(is_ours, (rank, f"engine/a/{rank}", f"engine/{rank}.bak", f"engine/x{rank}")))

@@ -10,7 +10,7 @@ import torch
 
 from minimind.base.errors import UserError
 from minimind.config.deepspeed import Resolved, resolve
-from minimind.training.checkpoint.layouts import Block, Layout, PortableState, read_portable
+from minimind.training.checkpoint.layouts import Block, Layout, PortableState, Shards, read_portable
 from minimind.training.engine.engine import CHECKPOINT_TAG, Engine
 from minimind.training.engine.step import train_step
 from tests.support import CPU, random_rows, run_ranks, split, tiny_config, tiny_model
@@ -20,11 +20,13 @@ TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 3e-3}  # of a mean loss of 4.2 
 
 
 def layout(name: str, optimizer: str = "adamw", world: int = 1, **changes: Any) -> Resolved:
-    """``"bf16 2 offload"``: precision, ZeRO stage, offload."""
+    """``"bf16 2 offload"``: precision, ZeRO stage, offload (at stage 3 of the parameters too)."""
     precision, stage, *offload = name.split()
     zero: dict[str, Any] = {"stage": int(stage)}
-    if offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    if stage == "3":
+        zero["stage3_param_persistence_threshold"] = 0
+    for what in ("offload_optimizer", "offload_param")[: 1 + (stage == "3")] if offload else ():
+        zero[what] = {"device": "cpu", "pin_memory": False}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 4 // world,
         "gradient_clipping": 1.0,
@@ -78,7 +80,10 @@ ALL = (
     "fp16 1",
     "bf16 0",
     "fp32 2",
+    "bf16 3",
     "fp16 2 offload",
+    "fp32 3",
+    "fp16 3 offload",
     "fp32 0",
 )
 
@@ -88,8 +93,8 @@ ALL = (
     ("optimizer", "layouts"),
     [
         ("adamw", ALL),
-        ("muon", ("bf16 1", "fp32 0", "bf16 2", "bf16 0", "bf16 1")),
-        ("lion", ("bf16 1", "fp32 0", "fp32 1")),
+        ("muon", ("bf16 1", "fp32 0", "bf16 3", "bf16 2", "bf16 0", "fp32 3", "bf16 1")),
+        ("lion", ("bf16 1", "fp32 3", "fp32 0", "fp32 1")),
     ],
 )
 def test_a_run_moves_through_every_layout_and_loses_nothing(
@@ -101,52 +106,72 @@ def test_a_run_moves_through_every_layout_and_loses_nothing(
         engine = Engine(tiny_model(seed=step + 1 if step else 0), layout(name, optimizer), factor)
         if before is not None:
             assert engine.load(tmp_path / str(step - 1)) == {"step": step}
-            engine.save(tmp_path / "again", {})
-            same(before, read(engine, tmp_path / "again"))
+            engine.save(tmp_path / f"again {step}", {})
+            same(before, read(engine, tmp_path / f"again {step}"))
             for key, value in engine.weights().items():
                 assert torch.equal(value, before.masters[key].to(value.dtype)), key
             assert engine.ds.global_steps == step
-        roughest = max(TOLERANCE[passed.split()[0]] for passed in layouts[: step + 1])
-        assert mean_loss(engine, step) == pytest.approx(expected[step], abs=roughest)
+        assert mean_loss(engine, step) == pytest.approx(expected[step], abs=roughest(*layouts[: step + 1]))
         engine.save(tmp_path / str(step), {"step": step + 1})
         before = read(engine, tmp_path / str(step))
         engine.close()
 
 
-ON_TWO = (("fp32 0", "adamw"), ("bf16 1", "muon"), ("bf16 2 offload", "adamw"), ("fp16 1", "adamw"))
+# On one rank, on two, and the optimizer
+ON_TWO = (
+    ("fp32 0", "fp32 0", "adamw"),
+    ("bf16 1", "bf16 1", "muon"),
+    ("bf16 2 offload", "bf16 2 offload", "adamw"),
+    ("fp16 1", "fp16 1", "adamw"),
+    ("bf16 2", "bf16 3", "adamw"),
+    ("fp32 0", "fp32 3", "muon"),
+    ("fp16 3 offload", "fp16 2", "adamw"),
+    ("fp16 3", "bf16 3 offload", "adamw"),
+)
+
+
+def roughest(*names: str) -> float:
+    return max(TOLERANCE[name.split()[0]] for name in names)
 
 
 def two_ranks(directory: Path, losses: dict[str, float]) -> None:
-    """From one rank's checkpoint: save at once, train a step, save again."""
-    for name, optimizer in ON_TWO:
-        here = directory / name / optimizer
-        engine = Engine(tiny_model(seed=9), layout(name, optimizer, world=2), factor)
-        assert engine.load(here / "one")["from"] == name
+    """From one rank's checkpoint: save at once, train a step, save again; and go on from there bit for bit."""
+    for number, (one, two, optimizer) in enumerate(ON_TWO):
+        here = directory / str(number)
+        engine = Engine(tiny_model(seed=9), layout(two, optimizer, world=2), factor)
+        assert engine.load(here / "one")["from"] == one
         engine.save(here / "two", {})
         share = mean_loss(engine, 1, engine.rank, 2)
         (total,) = engine.sum_over_ranks([share])
-        assert total == pytest.approx(losses[optimizer], abs=TOLERANCE[name.split()[0]]), name
+        assert total == pytest.approx(losses[optimizer], abs=roughest(one, two)), (one, two)
         engine.save(here / "trained", {"by": 2})
+        engine.barrier()
+        again = Engine(tiny_model(seed=8), layout(two, optimizer, world=2), factor)
+        again.load(here / "trained")
+        assert [mean_loss(engine, step, engine.rank, 2) for step in (2, 3)] == [
+            mean_loss(again, step, engine.rank, 2) for step in (2, 3)
+        ], two
         engine.close()
+        again.close()
 
 
 @pytest.mark.usefixtures("one_rank")
 def test_one_rank_to_two_to_one(tmp_path: Path) -> None:
     """Moments and masters bit for bit, the loss that of one rank, with matrices cut between the two ranks."""
-    expected = {optimizer: uninterrupted(optimizer, 3) for _, optimizer in ON_TWO}
-    for name, optimizer in ON_TWO:
-        engine = Engine(tiny_model(), layout(name, optimizer), factor)
+    expected = {optimizer: uninterrupted(optimizer, 3) for optimizer in {optimizer for *_, optimizer in ON_TWO}}
+    for number, (one, _, optimizer) in enumerate(ON_TWO):
+        engine = Engine(tiny_model(), layout(one, optimizer), factor)
         mean_loss(engine, 0)
-        engine.save(tmp_path / name / optimizer / "one", {"from": name})
+        engine.save(tmp_path / str(number) / "one", {"from": one})
     run_ranks(2, two_ranks, tmp_path, {optimizer: losses[1] for optimizer, losses in expected.items()})
-    for name, optimizer in ON_TWO:
-        here = tmp_path / name / optimizer
-        engine = Engine(tiny_model(seed=5), layout(name, optimizer), factor)
+    for number, (one, two, optimizer) in enumerate(ON_TWO):
+        here = tmp_path / str(number)
+        engine = Engine(tiny_model(seed=5), layout(one, optimizer), factor)
         same(read(engine, here / "one"), read(engine, here / "two"))
         assert engine.load(here / "trained") == {"by": 2}
         engine.save(here / "again", {})
         same(read(engine, here / "trained"), read(engine, here / "again"))
-        assert mean_loss(engine, 2) == pytest.approx(expected[optimizer][2], abs=TOLERANCE[name.split()[0]])
+        assert mean_loss(engine, 2) == pytest.approx(expected[optimizer][2], abs=roughest(one, two))
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -181,10 +206,10 @@ def test_a_dynamic_loss_scale_goes_on_in_another_layout_and_a_fixed_one_is_the_c
         fixed = Engine(tiny_model(), layout(name, fp16={"enabled": True, "loss_scale": 1024}), factor)
         fixed.load(tmp_path)
         assert fixed.loss_scale == 1024.0 and not fixed.optimizer.dynamic_loss_scale
-        fixed.save(tmp_path / "fixed", {})
+        fixed.save(tmp_path / f"fixed {name}", {})
         for other in ("fp16 1", "fp16 2"):
             dynamic = Engine(tiny_model(), layout(other, fp16=scaling), factor)
-            dynamic.load(tmp_path / "fixed")
+            dynamic.load(tmp_path / f"fixed {name}")
             assert dynamic.loss_scale == 2.0**10 and dynamic.optimizer.dynamic_loss_scale
 
 
@@ -229,6 +254,9 @@ def test_a_layout_is_what_decides_the_cut() -> None:
     assert one == Layout.of({**config, "data_types": {"grad_accum_dtype": "torch.float32"}}, 1)
     assert one != Layout.of({**config, "data_types": {"grad_accum_dtype": "bf16"}}, 1)
     assert one != Layout.of(config, 2)
+    whole = layout("bf16 3").config
+    small = {**whole["zero_optimization"], "sub_group_size": 1000}
+    assert Layout.of(whole, 1) != Layout.of({**whole, "zero_optimization": small}, 1)
     for option in ("round_robin_gradients", "parameter_alignment"):
         moved = {**config["zero_optimization"], option: not config["zero_optimization"].get(option)}
         assert one != Layout.of({**config, "zero_optimization": moved}, 1)
@@ -244,8 +272,17 @@ def test_a_block_pads_and_cuts() -> None:
     assert all(torch.equal(value, tensors[name]) for name, value in block.cut(torch.cat(slices)).items())
 
 
+def test_a_shard_pads_and_cuts() -> None:
+    """Each parameter by itself; the last part of one that does not divide is padded."""
+    block = Shards({"a": (3, 1), "b": (1,)}, ranks=2)
+    tensors = {"a": torch.tensor([[1.0], [2.0], [3.0]]), "b": torch.tensor([4.0])}
+    slices = [block.slice(tensors, part, 3) for part in range(2)]
+    assert [piece.tolist() for piece in slices] == [[1, 2, 4], [3, 0, 0]]
+    assert all(torch.equal(value, tensors[name]) for name, value in block.cut(torch.cat(slices)).items())
+
+
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("target", ["fp16 1", "fp32 0"])
+@pytest.mark.parametrize("target", ["fp16 1", "fp32 0", "fp16 3"])
 def test_an_engine_that_has_trained_may_go_back_to_an_older_checkpoint(target: str, tmp_path: Path) -> None:
     """What a recovery does in process: nothing of the steps since is left."""
     old = Engine(tiny_model(), layout("fp16 1"), factor)

@@ -17,7 +17,7 @@ from minimind.training.checkpoint import snapshot
 from minimind.training.checkpoint.snapshot import HostCopy, Snapshot
 from tests.support import DS_CONFIGS, random_rows, split, tiny_config, tiny_model
 
-STATES = ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "muon.json"]
+STATES = ["fp32.json", "bf16.json", "fp16.json", "bf16_zero2_offload.json", "bf16_zero3_offload.json", "muon.json"]
 
 
 class Scaler:
@@ -94,7 +94,9 @@ def test_the_files_are_those_that_deepspeed_writes(name: str, tmp_path: Path, mo
 
 
 @pytest.mark.usefixtures("one_rank")
-@pytest.mark.parametrize("name", ["fp32.json", "fp16.json", "bf16.json", "fp16_zero2_offload.json"])
+@pytest.mark.parametrize(
+    "name", ["fp32.json", "fp16.json", "bf16.json", "fp16_zero2_offload.json", "fp16_zero3_offload.json"]
+)
 def test_what_is_written_later_is_the_state_at_the_time_of_the_snapshot(name: str, tmp_path: Path) -> None:
     from minimind.training.engine.step import train_step
     from tests.training.engine.test_engine import masters

@@ -16,7 +16,8 @@ from typing import Any
 
 from minimind.base.errors import UserError
 from minimind.config.deepspeed import Resolved, resolve
-from minimind.config.deepspeed.schema import OFFLOAD_OPTIMIZER, OPTIMIZERS, REMOVED, TOP_LEVEL
+from minimind.config.deepspeed.optimizers import OPTIMIZERS
+from minimind.config.deepspeed.schema import OFFLOAD_OPTIMIZER, REMOVED, TOP_LEVEL
 from tests.support import CPU, tiny_config
 
 # 36 x 45 is no multiple of 16 bytes in half precision, and half of the matrices is enough for AdamW8bit's blocks
@@ -32,7 +33,7 @@ def factor(step: int) -> float:
 
 def _optimizer(kind: str, **more: Any) -> Json:
     values = {"lr": LR, "betas": list(BETAS), "eps": EPS, "weight_decay": DECAY}
-    params = {key: value for key, value in values.items() if key in OPTIMIZERS[kind]}
+    params = {key: value for key, value in values.items() if key in OPTIMIZERS[kind].params}
     return {"optimizer": {"type": kind, "params": {**params, **more}}}
 
 
@@ -42,7 +43,11 @@ AXES: dict[str, dict[str, Json]] = {
         "bf16": {"bf16": {"enabled": True}},
         "fp16": {"fp16": {"enabled": True, "initial_scale_power": SCALE_POWER}},
     },
-    "stage": {str(stage): {"zero_optimization": {"stage": stage}} for stage in range(4)},
+    "stage": {
+        **{str(stage): {"zero_optimization": {"stage": stage}} for stage in range(3)},
+        # nothing whole between its uses; by default every parameter of a small model is kept whole (a switch, below)
+        "3": {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}},
+    },
     "offload": {
         device: {"zero_optimization": {"offload_optimizer": {"device": device}}}
         for device in OFFLOAD_OPTIMIZER["device"]
@@ -59,13 +64,27 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "fp16.loss_scale": (2.0**SCALE_POWER,),
     "zero_optimization.reduce_bucket_size": (3000,),  # several buckets, and parameters larger than one
     "zero_optimization.allgather_bucket_size": (3000,),
+    "zero_optimization.stage3_param_persistence_threshold": (100_000,),
+    "zero_optimization.sub_group_size": (3000,),  # several flat tensors for a group of parameters
     "data_types.keep_in_fp32_modules": (["norm"],),
     "optimizer.params.momentum": (0.8,),
     "optimizer.params.muon_lr": (2 * LR,),
     "optimizer.params.adam_lr": (LR / 2,),
+    "optimizer.params.dampening": (0.3,),
+    "optimizer.params.lr_decay": (0.5,),
+    "optimizer.params.initial_accumulator_value": (0.01,),
+    "optimizer.params.alpha": (0.9,),
+    "optimizer.params.rho": (0.8,),
+    "optimizer.params.momentum_decay": (0.1,),
 }
 
-_STAGE_3 = "has an effect at stage 3 only"
+# Switches below which nothing is emitted or changed
+OF_STAGE_3 = {
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.sub_group_size",
+    "zero_optimization.offload_param.device",
+}
+_STAGE_3 = "has an effect at stage 3 only, and there only on speed and memory"
 _WATCHES = "watches or logs"
 _DISK = "of a disk, which is refused"
 # Each reason is believed by nobody: test_applied_update.py sets all of these keys at once, and nothing may change
@@ -91,7 +110,8 @@ INERT: dict[str, str] = {
         (
             f"zero_optimization.{name}"
             for name in TOP_LEVEL["zero_optimization"]
-            if name.startswith("stage3_") or f"stage3_{name}" in TOP_LEVEL["zero_optimization"]
+            if (name.startswith("stage3_") or f"stage3_{name}" in TOP_LEVEL["zero_optimization"])
+            and f"zero_optimization.{name}" not in OF_STAGE_3
         ),
         _STAGE_3,
     ),
@@ -99,14 +119,13 @@ INERT: dict[str, str] = {
         (
             f"zero_optimization.{name}"
             for name in (
-                "sub_group_size",
                 "zero_hpz_partition_size",
                 "zero_quantized_weights",
                 "zero_quantized_gradients",
                 "zero_quantized_nontrainable_weights",
                 "memory_efficient_linear",
                 "override_module_apply",
-                "offload_param",
+                "offload_param.pin_memory",
                 "cpu_offload_param",
                 "log_trace_cache_warnings",
                 "enable_sanity_checks",
@@ -129,6 +148,10 @@ INERT: dict[str, str] = {
                 "offload_optimizer.pipeline_read",
                 "offload_optimizer.pipeline_write",
                 "offload_optimizer.fast_init",
+                "offload_param.nvme_path",
+                "offload_param.buffer_count",
+                "offload_param.buffer_size",
+                "offload_param.max_in_cpu",
             )
         ),
         _DISK,
@@ -177,7 +200,6 @@ INERT: dict[str, str] = {
             for name in (
                 "torch_adam",
                 "adam_w_mode",
-                "bias_correction",
                 "amsgrad",
                 "fused",
                 "foreach",
@@ -228,6 +250,7 @@ INERT: dict[str, str] = {
 
 # Settings that say what holds anyway change no layout
 _DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys((f"optimizer.params.{name}" for name in ("nesterov", "centered", "decoupled_weight_decay")), False),
     "prescale_gradients": False,
     "gradient_predivide_factor": 1.0,
     "gradient_allreduce_op": "mean",
@@ -242,6 +265,7 @@ _DEFAULTS: dict[str, Any] = {
     "zero_optimization.round_robin_gradients": False,
     "zero_optimization.parameter_alignment": False,
     "zero_optimization.offload_optimizer.pin_memory": True,
+    "zero_optimization.stage3_param_persistence_threshold": 0,  # what the axis says
     "zero_optimization.reduce_bucket_size": SMALL.model.num_parameters(),  # what the linter fills in
     "zero_optimization.allgather_bucket_size": SMALL.model.num_parameters(),
 }
@@ -278,7 +302,9 @@ class Layout:
         found = {**dict(leaves(resolved.config)), **params}
         switches = tuple(
             sorted(
-                (path, str(value)) for path, value in found.items() if is_switch(path) and value != _DEFAULTS.get(path)
+                (path, str(value))
+                for path, value in found.items()
+                if is_switch(path) and value != _DEFAULTS.get(path) and (resolved.stage == 3 or path not in OF_STAGE_3)
             )
         )
         kind = resolved.optimizer.type
@@ -328,7 +354,7 @@ def is_switch(path: str) -> bool:
 
 def schema_leaves() -> dict[str, Any]:
     """Every key that a JSON may hold, with its kind."""
-    params = {f"optimizer.params.{key}": kind for kinds in OPTIMIZERS.values() for key, kind in kinds.items()}
+    params = {f"optimizer.params.{key}": kind for entry in OPTIMIZERS.values() for key, kind in entry.params.items()}
     known = {path: kind for path, kind in leaves(TOP_LEVEL) if path.split(".")[0] not in REMOVED}
     known.pop("optimizer.params")
     return {**known, **params}
@@ -394,6 +420,10 @@ def is_tried(path: str, layout: Layout) -> bool:
     return layout.optimizer == one and (layout.accumulation == usual or path in OF_REDUCTION)
 
 
+_MOMENTUM = at("optimizer.params.momentum", 0.8)
+_BESIDE = {"optimizer.params.nesterov": _MOMENTUM, "optimizer.params.dampening": _MOMENTUM}  # what a switch needs
+
+
 def switched(base: Mapping[Layout, Json]) -> dict[Layout, Json]:
     """Each setting alone on each base on which it is tried."""
     found: dict[Layout, Json] = {}
@@ -401,7 +431,8 @@ def switched(base: Mapping[Layout, Json]) -> dict[Layout, Json]:
         for path, value in settings():
             if not is_tried(path, layout):
                 continue
-            changed = merge(copy.deepcopy(config), at(path, value))
+            changed = merge(copy.deepcopy(config), {**at(path, value), **_BESIDE.get(path, {})})
+            merge(changed, at(path, value))
             resolved = accepted(changed)
             if resolved is not None:
                 found.setdefault(Layout.of(resolved), changed)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minimind.config.deepspeed.optimizers import OPTIMIZERS
 from minimind.model.transformer import Transformer
 from tests.support import RowBatch, random_rows, split
 from tests.training.engine.layouts import BETAS, CLIP, DECAY, EPS, LR, SCALE_POWER, SMALL, factor
@@ -39,9 +40,10 @@ class Run:
     accumulation: int
     world: int
     steps: int = 3
-    momentum: float = 0.95
+    momentum: float | None = None
     muon_lr: float = LR
     adam_lr: float = LR
+    others: tuple[tuple[str, Any], ...] = ()  # further parameters of the optimizer
 
     def windows(self) -> list[RowBatch]:
         """The rows of each step, of all ranks."""
@@ -92,6 +94,35 @@ class Muon:
         return (left @ values.diag() @ right).to(matrix.dtype)
 
 
+class UncorrectedAdam:
+    """DeepSpeed's csrc/adam/multi_tensor_adam.cu with ``bias_correction`` 0, word for word."""
+
+    def __init__(self, groups: Sequence[dict[str, Any]], kind: str) -> None:
+        self.param_groups, self.decoupled = [{**group, "lr": LR} for group in groups], kind == "AdamW"
+        self.moments: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient, decay = parameter.grad, group["weight_decay"] * parameter
+                gradient = gradient if self.decoupled else gradient + decay
+                first, second = self.moments.get(parameter, (torch.zeros(()), torch.zeros(())))
+                first = BETAS[0] * first + (1 - BETAS[0]) * gradient
+                second = BETAS[1] * second + (1 - BETAS[1]) * gradient**2
+                self.moments[parameter] = first, second
+                update = first / (second.sqrt() + EPS) + (decay if self.decoupled else 0.0)
+                parameter.sub_(group["lr"] * update)
+
+
+def _by_torch(run: Run, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+    """torch's own class of that name."""
+    own = {name: value for name, value in (("betas", BETAS), ("eps", EPS)) if name in OPTIMIZERS[run.optimizer].params}
+    momentum = {} if run.momentum is None else {"momentum": run.momentum}
+    kind: Any = getattr(torch.optim, run.optimizer)
+    found: torch.optim.Optimizer = kind(groups, lr=LR, **own, **momentum, **dict(run.others))
+    return found
+
+
 def _optimizers(run: Run, masters: Tensors) -> list[Any]:
     body = [value for name, value in masters.items() if value.ndim == 2 and "embed" not in name]
     rest = [value for name, value in masters.items() if value.ndim == 1 or "embed" in name]
@@ -100,7 +131,11 @@ def _optimizers(run: Run, masters: Tensors) -> list[Any]:
         return [Lion(groups)]
     if run.optimizer == "Muon":
         adam = torch.optim.AdamW(groups[1:], lr=run.adam_lr, betas=BETAS, eps=EPS)
-        return [Muon(groups[0], run.muon_lr, run.momentum), adam]
+        return [Muon(groups[0], run.muon_lr, 0.95 if run.momentum is None else run.momentum), adam]
+    if run.optimizer not in ("Adam", "AdamW", "AdamW8bit"):
+        return [_by_torch(run, groups)]
+    if dict(run.others).get("bias_correction") is False:
+        return [UncorrectedAdam(groups, run.optimizer)]
     adam_class = torch.optim.Adam if run.optimizer == "Adam" else torch.optim.AdamW
     return [adam_class(groups, lr=LR, betas=BETAS, eps=EPS)]
 

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from minimind.training.engine.schedule import KINDS, Schedule, ScheduleApplier
+from minimind.config.schedules import SHAPES
+from minimind.training.engine.schedule import Schedule, ScheduleApplier
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("warmup", [0, 1, 10])
 @pytest.mark.parametrize("total", [11, 100, 1000])
 def test_stays_in_the_band_and_hits_the_peak(kind: str, warmup: int, total: int) -> None:

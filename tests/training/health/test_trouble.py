@@ -54,7 +54,7 @@ def test_a_loss_that_is_not_finite_is_not_healed_by_any_scale(loss: float) -> No
 def test_the_smallest_scale_is_trouble_at_once() -> None:
     watched = watch(dynamic=True)
     assert watched.observe(numbers(4, applied=False, scale=1.0)) is None
-    assert watched.scale_exhausted(4) == Trouble(
+    assert watched.observe_exhausted_scale(4) == Trouble(
         "overflow", 4, 4, "gradients overflow at the smallest loss scale since step 4"
     )
 
@@ -82,24 +82,24 @@ def test_a_spike_that_stays_is_trouble_after_the_patience() -> None:
 def test_a_spike_that_the_end_finds_open_is_trouble_too() -> None:
     watched = watch()
     assert feed(watched, spiking(100, None, end=112)) is None
-    trouble = watched.at_the_end(111)
+    trouble = watched.observe_end(111)
     assert trouble is not None and trouble.onset == 100
     early = watch()
-    assert feed(early, spiking(100, None, end=103)) is None and early.at_the_end(102) is None
+    assert feed(early, spiking(100, None, end=103)) is None and early.observe_end(102) is None
 
 
 def test_broken_parameters_are_named_and_date_from_the_last_sound_check() -> None:
     watched = watch()
-    assert watched.check_parameters(100, []) is None
-    trouble = watched.check_parameters(200, ["a", "b", "c", "d"])
+    assert watched.observe_parameters(100, []) is None
+    trouble = watched.observe_parameters(200, ["a", "b", "c", "d"])
     assert trouble == Trouble("parameters", 200, 101, "not finite: a, b, c and 1 more")
 
 
 def test_the_last_sound_check_is_saved_too() -> None:
     first, second = watch(), watch()
-    assert first.check_parameters(100, []) is None
+    assert first.observe_parameters(100, []) is None
     second.load(first.state())
-    trouble = second.check_parameters(150, ["a"])
+    trouble = second.observe_parameters(150, ["a"])
     assert trouble is not None and (trouble.onset, trouble.last_good) == (101, 100)
 
 
@@ -146,3 +146,11 @@ def test_a_spike_heals_at_the_same_step_after_a_resume() -> None:
         assert whole.open_onset() == second.open_onset()
         assert whole.state() == second.state()
     assert whole.open_onset() is None
+
+
+def test_the_first_trouble_stays() -> None:
+    watched = watch()
+    first = watched.observe_parameters(7, ["a"])
+    assert watched.trouble is first is not None
+    assert feed(watched, spiking(100, None)) is first
+    assert watched.observe_exhausted_scale(200) is watched.observe_end(200) is watched.trouble is first

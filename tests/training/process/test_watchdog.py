@@ -297,8 +297,8 @@ def test_a_rank_that_is_stopped_ends_the_run_with_the_stacks_and_how_to_go_on(
         text = stacks.read_text()
         assert "in train" in text and "(most recent call first)" in text
         ranks[0].send_signal(signal.SIGCONT)  # what it was told lies in wait for it
-        _, errors = ranks[0].communicate(timeout=PATIENCE)
-        assert ranks[0].returncode == 1 and "Traceback" not in errors
+        ranks[0].communicate(timeout=PATIENCE)
+        assert ranks[0].returncode == 1  # by that, or because it has lost its peer: what comes first
         assert "told of a hang" in (run / "hang" / "rank-0.txt").read_text()
     finally:
         for process in ranks:

@@ -178,8 +178,8 @@ def test_broken_weights_in_a_checkpoint_of_an_earlier_version_are_left_behind(
 ) -> None:
     with monkeypatch.context() as patch:  # the last check was at step 2
         after_update(patch, 4)
-        sound = loop.weights_sound
-        patch.setattr(loop, "weights_sound", lambda run: run.progress.step > 2 or sound(run))
+        sound = loop.check_weights
+        patch.setattr(loop, "check_weights", lambda run: run.progress.step > 2 or sound(run))
         scripted(patch, {4: math.nan})
         assert go(files, tmp_path, 4, "save_steps=2") == 0
     newest = tmp_path / "checkpoints" / "step-00000004"
@@ -198,9 +198,9 @@ def test_all_ranks_learn_of_weights_that_are_broken_on_one() -> None:
 
     engine = SimpleNamespace(broken_parameters=list, control=SimpleNamespace(gather=gather))
     watch = Watch(RecoveryConfig(), HealthConfig(), dynamic_scale=False)
-    run: Any = SimpleNamespace(engine=engine, watch=watch, trouble=None, progress=SimpleNamespace(step=7))
-    assert not loop.weights_sound(run)
-    assert run.trouble.code == "parameters" and run.trouble.message == "not finite: a.weight, b.weight"
+    run: Any = SimpleNamespace(engine=engine, watch=watch, progress=SimpleNamespace(step=7))
+    assert not loop.check_weights(run)
+    assert watch.trouble.code == "parameters" and watch.trouble.message == "not finite: a.weight, b.weight"
 
 
 def test_an_evaluation_that_is_cut_short_twice_is_made_up_for_all_the_same(

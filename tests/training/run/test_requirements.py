@@ -108,15 +108,21 @@ def test_forms_that_do_not_run_here_are_said_before_the_data(monkeypatch: pytest
     monkeypatch.setenv("CXX", "no-such-compiler")
     (line,) = lines(DS_CONFIGS / "fp32.json", "compile=on")
     assert line.startswith("compile: on needs a C++ compiler")
+    monkeypatch.delenv("CXX")
+    (line,) = lines(DS_CONFIGS / "bf16_zero3.json", "compile=on")
+    assert line.startswith("compile: on fails at ZeRO stage 3") and "stage 2" in line
 
 
 def test_pinned_memory_and_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
+    pinned = {"device": "cpu", "pin_memory": True}
+    weights_only = {"gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "offload_param": pinned}}
     for hardware, limit, codes in ((GPU, 2**20, ["memlock"]), (GPU, resource.RLIM_INFINITY, []), (CPU, 2**20, [])):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, limit))
-        resolved = resolve(OFFLOAD, RunConfig(), 1, hardware)
-        assert [finding.code for finding in remarks(resolved, hardware)] == codes
+        for path in (OFFLOAD, weights_only):
+            resolved = resolve(path, RunConfig(), 1, hardware)
+            assert [finding.code for finding in remarks(resolved, hardware)] == codes
 
 
 def test_all_that_is_missing_comes_in_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_the_last_checkpoint_before_the_trouble_becomes_the_runs_last(tmp_path: 
     assert all_checkpoints(tmp_path) == [] and not (tmp_path / "latest").exists()
 
 
-@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json"])
+@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json", "fp16_zero3_offload.json"])
 def test_a_poisoned_sample_costs_one_update_and_is_named(
     name: str, poison: tuple[dict[str, Path], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,11 +132,12 @@ def test_gradients_that_overflow_a_loss_scale_for_good_end_in_fp32(
     assert (tmp_path / "ill" / "final").exists()
 
 
+@pytest.mark.parametrize("name", ["fp16.json", "fp16_zero3_offload.json"])
 def test_the_ladder_stops_at_the_rung_that_heals(
-    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with overflowing(monkeypatch, dynamic_only):
-        assert launch("pretrain", "fp16.json", files, tmp_path, "--max-steps", "16", *QUICK) == 0
+        assert launch("pretrain", name, files, tmp_path, "--max-steps", "16", *QUICK) == 0
     assert rungs(tmp_path) == ["rollback", "fixed-scale"]
     assert records(tmp_path)[-1]["loss_scale"] == 1024.0
 

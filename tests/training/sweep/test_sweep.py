@@ -147,7 +147,9 @@ def test_a_json_with_a_scheduler_and_auto_rate_is_swept_without_it(
             }
         )
     )
-    more = ["--learning-rates", "1e-3,1e-2", "--steps", "10", "--set", "learning_rate=4e-3"]
+    run_config = tmp_path / "run.yaml"
+    run_config.write_text("learning_rate: 4e-3\n")
+    more = ["--learning-rates", "1e-3,1e-2", "--steps", "10", "--config", str(run_config)]
     assert launch(own, files, tmp_path, *more) == 0
     slow, fast = result(tmp_path)["verdicts"]
     assert fast["end"] < slow["end"] - 0.2  # WarmupCosineLR would still be near rate 0

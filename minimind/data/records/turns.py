@@ -1,0 +1,202 @@
+"""A list of messages -> chat turns: roles, content parts, tools and their calls, reasoning, and which answers are
+trained.
+
+Tools are written as a block ``# Tools`` of a system turn; a call as ``<tool_call>``, its JSON object and
+``</tool_call>`` on lines of their own, whatever spelling it came in; reasoning before the answer as MiniMind writes
+it, ``<think>⏎reasoning⏎</think>⏎⏎answer``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from minimind.base.defaults import Reasoning
+from minimind.data.records.unread import unread_of
+from minimind.data.records.values import BadRecord, clean, name_of, parsed, says_nothing, short, spelled, string
+from minimind.text.chat import Role, Turn
+
+ROLE_NAMES: dict[str, Role] = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
+}
+MEDIA = ("images", "videos", "audios", "image", "video", "audio")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+TOOLS = ("tools", "functions")
+_WEIGHTS = ("weight", "train", "training", "trainable", "loss", "loss_mask")  # of a turn: whether it is trained
+_TURN = frozenset({"role", "from", "content", "value", *_WEIGHTS})
+_YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_NO_TOOLS: tuple[object, ...] = (None, "", "[]", [], "null", {})
+
+
+@dataclass
+class Notes:
+    """What became of a record's fields beside its turns."""
+
+    reasoning: Reasoning = "train"
+    unread: set[str] = field(default_factory=set)
+    dropped: int = 0  # answers whose reasoning was left out
+
+
+def turn_list(turns: object, notes: Notes, mask: object = None) -> list[Turn]:
+    """The turns of a list of messages. ``mask``: for each whether it is trained, beside what the messages say."""
+    if not isinstance(turns, list):
+        raise BadRecord(f"the turns are {name_of(turns)}, not a list")
+    if not turns:
+        raise BadRecord("no turns (an empty list)")
+    trained = _trained_by(parsed(mask, '"loss_mask"'), len(turns))
+    return [made for n, turn in enumerate(turns, 1) for made in _turn(turn, n, trained[n - 1], notes)]
+
+
+def with_reasoning(answer: str, reasoning: object, notes: Notes) -> str:
+    """The answer after its reasoning, or without any if reasoning is dropped."""
+    thought = reasoning.strip("\n") if isinstance(reasoning, str) and not reasoning.isspace() else ""
+    inside = _THOUGHT.match(answer)
+    if notes.reasoning == "drop":
+        notes.dropped += bool(thought or (inside and inside[1].strip()))
+        return answer[inside.end() :] if inside else answer
+    if not thought:
+        return answer
+    if inside:
+        raise BadRecord("reasoning in a field of its own and in the answer; which one is meant is unknown")
+    return f"<think>\n{thought}\n</think>\n\n" + answer.lstrip("\n")
+
+
+def system_turns(text: object, tools: object = None, where: str = '"system"') -> list[Turn]:
+    """A system turn of a text and tools, if they say anything."""
+    parts = [] if text in (None, "") else [string(text, where)]
+    if tools not in _NO_TOOLS:
+        parts.append("# Tools\n" + (tools if isinstance(tools, str) else spelled(tools, '"tools"')))
+    joined = "\n\n".join(part for part in parts if part.strip())
+    return [Turn("system", clean(joined, where))] if joined else []
+
+
+def refuse_media(record: Mapping[str, object], names: Sequence[str] = MEDIA) -> None:
+    for name in names:
+        if name in record and not says_nothing(record[name]):
+            raise BadRecord(f'"{name}": only text can be learned', "sft")
+
+
+def _turn(turn: object, number: int, trained: bool, notes: Notes) -> list[Turn]:
+    """One turn; none for an empty system turn, which says nothing; a system turn before one that brings tools."""
+    if not isinstance(turn, dict):
+        raise BadRecord(f"turn {number} is {name_of(turn)}, not an object")
+    sender = turn.get("role") or turn.get("from")  # a Parquet row has every field of its schema, some of them null
+    if not isinstance(sender, str) or sender.strip().lower() not in ROLE_NAMES:
+        raise BadRecord(f"turn {number}: unknown role {short(sender)}; known: {', '.join(ROLE_NAMES)}")
+    sender = sender.strip().lower()
+    role, where = ROLE_NAMES[sender], f"turn {number} ({ROLE_NAMES[sender]})"
+    refuse_media(turn)
+    content = turn["content"] if turn.get("content") is not None else turn.get("value")
+    read = {*_TURN, *TOOLS, *(("tool_calls", "function_call", *REASONING) if role == "assistant" else ())}
+    notes.unread.update(f"{name} of a turn" for name in unread_of(turn, read))
+    tools = next((turn[name] for name in TOOLS if turn.get(name) not in _NO_TOOLS), None)
+    if role == "system":
+        return system_turns(_content(content, where) if tools is None or content is not None else "", tools, where)
+    text = _answer(turn, sender, content, where, notes) if role == "assistant" else _content(content, where)
+    if not text.strip():
+        raise BadRecord(f"{where} is empty" if role != "assistant" else f"turn {number}: the answer is empty")
+    wanted = role != "assistant" or (_wanted(turn, where) and trained)
+    return [*system_turns("", tools), Turn(role, clean(text, where), wanted)]
+
+
+def _answer(turn: Mapping[str, object], sender: str, content: object, where: str, notes: Notes) -> str:
+    calls = _calls(turn, where)
+    thought = next((turn[name] for name in REASONING if not says_nothing(turn.get(name))), None)
+    if calls:
+        said = "" if content in (None, "") else _content(content, where)
+        text = "\n".join([*([said] if said else []), *calls])
+    else:
+        text = _content(content, where)
+        if not text.strip():
+            return ""
+        text = _block(_with_object(text, where)) if sender == "function_call" else text
+    return with_reasoning(text, thought, notes)
+
+
+def _calls(turn: Mapping[str, object], where: str) -> list[str]:
+    """OpenAI's ``tool_calls`` and ``function_call`` as text that the model can learn to say."""
+    calls = parsed(turn.get("tool_calls") or None, f"{where}: tool_calls") or []
+    if not isinstance(calls, list):
+        raise BadRecord(f"{where}: tool_calls is {name_of(calls)}, not a list")
+    legacy = parsed(turn.get("function_call") or None, f"{where}: function_call")
+    return [_block(spelled(_call(call, where), where)) for call in [*calls, *([legacy] if legacy else [])]]
+
+
+def _call(call: object, where: str) -> dict[str, object]:
+    """The name of the function and its arguments as an object, whatever else came with them."""
+    function = call.get("function", call) if isinstance(call, dict) else call
+    function = {"name": function, **call} if isinstance(function, str) and isinstance(call, dict) else function
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRecord(f"{where}: a tool call that names no function")
+    kept = {key: value for key, value in function.items() if key not in ("id", "type", "index", "function")}
+    for key in ("arguments", "parameters"):
+        if key in kept:
+            kept[key] = _arguments(kept[key], f"{where}: the arguments of {short(function['name'])}")
+    return kept
+
+
+def _with_object(text: str, where: str) -> str:
+    """A call that is written as JSON, with its arguments as an object if they are a string; else as it is."""
+    try:
+        call = parsed(text, where)
+    except BadRecord:
+        return text
+    return (
+        spelled(_call(call, where), where)
+        if isinstance(call, dict) and isinstance(call.get("arguments"), str)
+        else text
+    )
+
+
+def _arguments(value: object, where: str) -> object:
+    found = parsed(value, where) if value not in (None, "") else {}
+    if not isinstance(found, dict):
+        raise BadRecord(f"{where} are {name_of(found)}, not an object")
+    return found
+
+
+def _block(call: str) -> str:
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _content(content: object, where: str) -> str:
+    """Text, or OpenAI's list of content parts: the text of all parts; any other type of part is refused by name."""
+    if not isinstance(content, list):
+        return string(content, where)
+    texts = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and (part.get("type") or "text") == "text":
+            texts.append(string(part.get("text", part.get("value")), f"{where}: the text part"))
+        else:
+            kind = short(part.get("type")) if isinstance(part, dict) else name_of(part)
+            raise BadRecord(f"{where}: a content part of type {kind}; only text can be learned")
+    return "".join(texts)
+
+
+def _trained_by(mask: object, turns: int) -> list[bool]:
+    if mask is None:
+        return [True] * turns
+    if not isinstance(mask, list) or len(mask) != turns:
+        found = f"{len(mask)} entries" if isinstance(mask, list) else name_of(mask)
+        raise BadRecord(f'"loss_mask" is {found} for {turns} turns')
+    return [_yes_or_no(value, '"loss_mask"') for value in mask]
+
+
+def _wanted(turn: Mapping[str, object], where: str) -> bool:
+    return all(_yes_or_no(turn[name], f"{where}: {name}") for name in _WEIGHTS if turn.get(name) not in (None, ""))
+
+
+def _yes_or_no(value: object, where: str) -> bool:
+    if isinstance(value, (bool, int, float)) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str) and value.strip().lower() in _YES_OR_NO:
+        return _YES_OR_NO[value.strip().lower()]
+    found = str(value)[:40] if isinstance(value, (int, float)) else short(value)
+    raise BadRecord(f"{where} is {found}; only 0 and 1 can be followed")

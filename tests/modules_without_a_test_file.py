@@ -1,0 +1,39 @@
+"""Which test file covers a module that has none of its own name: test file -> modules, below tests/ and minimind/.
+
+The other modules have theirs at the mirrored path. tests/test_architecture.py holds this against the folders.
+"""
+
+from __future__ import annotations
+
+COVERED_BY = {
+    "attacks/test_shared_cache.py": "data/store/cache data/store/rooms",
+    "base/test_command_lines.py": "training/record/advice training/run/next_commands training/run/arguments",
+    "base/test_display.py": "base/findings",
+    "base/test_processor.py": "base/hardware",
+    "benchmarks/test_gpu.py": "base/peaks",
+    "commands/test_plan.py": "config/memory",
+    "commands/test_report.py": "base/charts",
+    "config/test_deepspeed.py": (
+        "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/lint "
+        "config/deepspeed/optimizer config/deepspeed/precision config/deepspeed/refusals config/deepspeed/resolve "
+        "config/deepspeed/scheduler config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
+    ),
+    "config/test_run.py": "config/model config/places",
+    "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
+    "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
+    "data/read/test_sources.py": "data/read/json_text data/read/streams data/read/tables",
+    "data/records/test_texts.py": "data/records/rejects",
+    "data/store/test_prepare.py": "data/store/files",
+    "interop/test_huggingface.py": "interop/tokenizer_files",
+    "test_cli.py": "base/errors",
+    "training/checkpoint/test_writer.py": "training/process/ranks",
+    "training/engine/test_optimizers.py": "training/engine/muon",
+    "training/health/test_monitor.py": "config/health training/health/rules training/health/lr_bands",
+    "training/health/test_trouble.py": "config/recovery",
+    "training/process/test_signals.py": "training/process/orphans training/process/start",
+    "training/process/test_watchdog.py": "config/watchdog training/process/hang",
+    "training/record/test_metrics.py": "training/record/console",
+    "training/run/test_main.py": "training/run/directory training/run/held_out training/run/summary",
+    "training/run/test_rescue.py": "training/health/culprits training/run/builder",
+    "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
+}
