@@ -264,9 +264,9 @@ def test_train_tokenizer_and_evaluate_read_files_as_told(
 
     seen: dict[str, object] = {}
     monkeypatch.setattr("minimind.commands.models.evaluate_file", lambda *_, **reading: seen.update(reading) or {})
-    more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special")
+    more = ("--format", "text", "--skip-bad", "--max-bad-ratio", "0.5", "--allow-special", "--reasoning", "drop")
     assert run("evaluate", "model", "--file", file, "--encoding", "gb18030", *more) == 0
-    expected = ReadingOptions(format="text", encoding="gb18030", skip_bad=True, max_bad_ratio=0.5, allow_special=True)
+    expected = ReadingOptions("text", None, None, "gb18030", True, "drop", skip_bad=True, max_bad_ratio=0.5)
     assert seen == {"reading": expected, "tokenizer_path": None}
 
 

@@ -7,8 +7,7 @@ Plain data, without torch: ``builder`` names a function ``(groups, params) -> to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from minimind.config.deepspeed.schema import ValueKind
 
@@ -26,7 +25,7 @@ class OptimizerKind:
     sft_learning_rate: float
     state_bytes: tuple[float, float]
     builder: str
-    absent: Mapping[str, float] = MappingProxyType({})
+    absent: Mapping[str, float] = field(default_factory=dict)
     also: tuple[str, ...] = ()
 
 
