@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from minimind.inference.generation import generate, generate_batch
+from minimind.inference.generation import Sampling, generate, generate_batch
 from minimind.inference.loading import build, default_dtype
 from minimind.interop.huggingface import load_pretrained, save_pretrained
 from minimind.model.transformer import PRESETS, ModelConfig, Transformer
@@ -56,8 +56,8 @@ def make_prompts(count: int, vocab: int) -> list[list[int]]:
 
 def ours(model: Transformer, prompts: list[list[int]], count: int, temperature: float) -> Answers:
     if len(prompts) == 1:
-        return [list(generate(model, prompts[0], count, temperature=temperature, top_p=0.95))]
-    return generate_batch(model, prompts, count, temperature=temperature, top_p=0.95)
+        return [list(generate(model, prompts[0], Sampling(count, temperature=temperature, top_p=0.95)))]
+    return generate_batch(model, prompts, Sampling(count, temperature=temperature, top_p=0.95))
 
 
 def theirs(llama: Any, prompts: list[list[int]], count: int, temperature: float) -> Answers:

@@ -2,9 +2,8 @@
 
     import minimind
 
-    run = minimind.train("pretrain", {"train_file": ["text.jsonl"], "max_steps": 200}, "ds_configs/fp32.json")
-    model = minimind.load(run)
-    print(model.generate("The sea"), model.chat("Who are you?"))
+    run = minimind.train("pretrain", {"train_file": ["text.jsonl"], "max_steps": 200}, "ds_configs/fp32.json") model =
+    minimind.load(run) print(model.generate("The sea"), model.chat("Who are you?"))
 
 ``import minimind`` loads nothing heavy: torch comes with the first call. What a person can mend (a wrong path, a bad
 line, a setting) is raised as ``minimind.base.errors.UserError``, whose text is the one line that the commands print.
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from minimind.data.records.conversations import Conversation, Kind
-    from minimind.inference.terminal import Sampling
+    from minimind.inference.sampling import Sampling
     from minimind.model.transformer import Transformer
     from minimind.text.tokenizer import Tokenizer
 
@@ -54,8 +53,8 @@ class Model:
         self.transformer, self.tokenizer = transformer, tokenizer
 
     def generate(self, prompt: str, **sampling: Any) -> str:
-        """What follows ``prompt``, without it. ``sampling``: max_new_tokens, temperature, top_p, top_k, seed, with the
-        defaults of `minimind generate`. Raises UserError for a prompt that is too long and for impossible settings."""
+        """What follows ``prompt``, without it. ``sampling``: fields of `minimind.inference.sampling.Sampling`, with its
+        defaults. Raises UserError for a prompt that is too long and for impossible settings."""
         return "".join(self.stream(prompt, **sampling))
 
     def stream(self, prompt: str, **sampling: Any) -> Iterator[str]:
@@ -85,13 +84,16 @@ class Model:
 
 
 def _sampling(settings: Mapping[str, Any]) -> Sampling:
-    from minimind.inference.terminal import Sampling
+    from minimind.inference.sampling import Sampling
 
-    unknown = settings.keys() - Sampling.__dataclass_fields__.keys()
-    if unknown:
-        known = ", ".join(Sampling.__dataclass_fields__)
-        raise UserError(f"{', '.join(sorted(unknown))}: no setting of generation; it takes {known}")
-    return Sampling(**settings)
+    return Sampling(**_known(settings, Sampling.__dataclass_fields__, "generation"))
+
+
+def _known(settings: Mapping[str, Any], names: Collection[str], what: str) -> Mapping[str, Any]:
+    """The same settings. Raises UserError for one that is not among ``names``."""
+    if unknown := settings.keys() - set(names):
+        raise UserError(f"{', '.join(sorted(unknown))}: no setting of {what}; it takes {', '.join(names)}")
+    return settings
 
 
 def load(
@@ -161,9 +163,7 @@ def _handlers_put_back() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def read(
-    files: str | Path | Sequence[str | Path], kind: Kind | None = None, **reading: str | None
-) -> Iterator[Document]:
+def read(files: str | Path | Sequence[str | Path], kind: Kind | None = None, **reading: Any) -> Iterator[Document]:
     """Every document in ``files`` (files, directories, globs), in order and one at a time, as the trainer reads them.
 
     ``kind`` None takes texts and conversations. ``reading``: ``format``, ``text_field``, ``map``, ``encoding`` and
@@ -173,17 +173,16 @@ def read(
     import tempfile
 
     from minimind.data.read.sources import expand, read_chunks
-    from minimind.data.records.conversations import Fields
     from minimind.data.records.encoding import Reject, document_of
+    from minimind.data.records.options import READING, ReadingOptions
 
-    reasoning: Any = reading.get("reasoning") or "train"
-    fields = Fields.parse(reading.get("format"), reading.get("text_field"), reading.get("map"), reasoning)
+    options = ReadingOptions(**_known(reading, [name for name in READING if name != "allow_special"], "reading"))
     paths = [files] if isinstance(files, (str, Path)) else list(files)
     with tempfile.TemporaryDirectory() as spool:
         for source in expand(paths, Path(spool))[0]:
-            for chunk in read_chunks(source, fields.format, reading.get("encoding"), fields.columns):
+            for chunk in read_chunks(source, options.format, options.encoding, options.fields.columns):
                 for record in chunk.records():
-                    found = document_of(record, kind, fields)
+                    found = document_of(record, kind, options.fields)
                     if isinstance(found, Reject):
                         raise UserError(str(found))
                     yield _document(record.file, record.line, found)

@@ -7,9 +7,10 @@ that `minimind --help` answers at once.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,15 +20,18 @@ from minimind.base.defaults import (
     CHAT_TEMPERATURE,
     CHAT_TOKENS,
     CHAT_TOP_P,
-    MAX_BAD_RATIO,
     ROW_LENGTH,
     TEXT_TEMPERATURE,
     TEXT_TOKENS,
     TEXT_TOP_P,
     VOCABULARY,
+    GgufDtype,
+    Kind,
+    Reasoning,
 )
 from minimind.base.display import complain, console, say, show_tracebacks
 from minimind.base.errors import UserError
+from minimind.data.records.options import ReadingOptions
 
 app = typer.Typer(
     name="minimind",
@@ -38,48 +42,33 @@ app = typer.Typer(
 )
 
 
-class Reasoning(str, Enum):
-    """What becomes of an answer's reasoning."""
-
-    train = "train"
-    drop = "drop"
-
-
-class KindOption(str, Enum):
-    """What a file holds: plain texts or conversations."""
-
-    pretrain = "pretrain"
-    sft = "sft"
-
-
-class Dtype(str, Enum):
-    """Number format of exported weights."""
-
-    f32 = "f32"
-    f16 = "f16"
-    bf16 = "bf16"
-
-
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="files, directories or globs; - is stdin")]
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="run, checkpoint, exported or Hugging Face directory, .pth")
 ]
+ModelTokenizer = Annotated[
+    Path | None, typer.Option(help="directory, .model or tokenizer.json file; default: beside the model")
+]
 TokenizerOption = Annotated[Path, typer.Option(help="tokenizer directory or .model file")]
 RowLength = Annotated[int, typer.Option(min=2, help="tokens in a row")]
-FormatOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="text, conversations, ...: docs/data.md; default: by content")
-]
-TextField = Annotated[str | None, typer.Option(metavar="FIELD", help="the field that holds the text")]
-Map = Annotated[
-    str | None, typer.Option("--map", metavar="NAME=FIELD,...", help="such as prompt=question,answer=solution")
-]
-Encoding = Annotated[str | None, typer.Option(metavar="NAME", help="such as gb18030; default: by content")]
-AllowSpecial = Annotated[
-    bool, typer.Option("--allow-special", help="texts were written with <|im_start|> and <|im_end|>, or <s>")
-]
-Reason = Annotated[Reasoning, typer.Option(help="of answers that bring their reasoning: train it, or drop it")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave bad lines out, up to a limit")]
-MaxBadRatio = Annotated[float, typer.Option(min=0.0, max=1.0, help="that limit")]
+_LIMITS: dict[str, Any] = {
+    "skip_bad": Annotated[bool, typer.Option("--skip-bad", help="leave bad lines out, up to a limit")],
+    "max_bad_ratio": Annotated[float, typer.Option(min=0.0, max=1.0, help="that limit")],
+}
+_READING: dict[str, Any] = {
+    "format": Annotated[
+        str | None, typer.Option(metavar="NAME", help="text, conversations, ...: docs/data.md; default: by content")
+    ],
+    "text_field": Annotated[str | None, typer.Option(metavar="FIELD", help="the field that holds the text")],
+    "map": Annotated[
+        str | None, typer.Option(metavar="NAME=FIELD,...", help="such as prompt=question,answer=solution")
+    ],
+    "encoding": Annotated[str | None, typer.Option(metavar="NAME", help="such as gb18030; default: by content")],
+    "allow_special": Annotated[
+        bool, typer.Option("--allow-special", help="texts were written with <|im_start|> and <|im_end|>, or <s>")
+    ],
+    "reasoning": Annotated[Reasoning, typer.Option(help="of answers that bring their reasoning: train it, or drop it")],
+}
 Strict = Annotated[bool, typer.Option("--strict", help="a key of the JSON that is not used is an error")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="override a setting of the YAML")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token")]
@@ -87,6 +76,30 @@ TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="sample from the lik
 TopK = Annotated[int, typer.Option(min=0, help="sample from this many likeliest tokens; 0: all")]
 NewTokens = Annotated[int, typer.Option(min=1, help="tokens to generate at most")]
 Seed = Annotated[int, typer.Option(help="seed of the random numbers")]
+
+
+def _reads_files(limits: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For a command with the parameter ``reading``: in its place the options that say how files are read."""
+    options = {**_LIMITS, **_READING} if limits else _READING
+
+    def declared(own: inspect.Parameter) -> list[inspect.Parameter]:
+        if own.name != "reading":
+            return [own]
+        of = ReadingOptions
+        return [own.replace(name=name, annotation=kind, default=getattr(of, name)) for name, kind in options.items()]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_options(**given: Any) -> None:
+            reading = ReadingOptions(**{name: given.pop(name) for name in options})
+            command(**given, reading=reading)
+
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [parameter for own in signature.parameters.values() for parameter in declared(own)]
+        vars(with_options)["__signature__"] = signature.replace(parameters=parameters)
+        return with_options
+
+    return decorate
 
 
 def _print_version(wanted: bool) -> None:
@@ -127,37 +140,18 @@ def demo_data(directory: Path, seed: Seed = 0) -> None:
 
 
 @app.command("train-tokenizer")
+@_reads_files()
 def train_tokenizer(
     files: Files,
     output: Annotated[Path, typer.Option(help="directory, or file name ending in .model")],
     vocab_size: Annotated[int, typer.Option(min=300, help="number of pieces")] = VOCABULARY,
-    skip_bad: SkipBad = False,
-    max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
-    format: FormatOption = None,
-    text_field: TextField = None,
-    mapping: Map = None,
-    encoding: Encoding = None,
-    allow_special: AllowSpecial = False,
-    reasoning: Reason = Reasoning.train,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Train a tokenizer on the texts and conversations in FILE."""
     from minimind.commands.models import train_tokenizer_on
 
-    say(
-        train_tokenizer_on(
-            files,
-            output,
-            vocab_size,
-            skip_bad=skip_bad,
-            max_bad_ratio=max_bad_ratio,
-            format=format,
-            text_field=text_field,
-            mapping=mapping,
-            encoding=encoding,
-            allow_special=allow_special,
-            reasoning=reasoning.value,
-        )
-    )
+    say(train_tokenizer_on(files, output, vocab_size, reading))
 
 
 @app.command()
@@ -174,55 +168,37 @@ def fetch(
 
 
 @app.command()
+@_reads_files(limits=False)
 def check(
     files: Files,
     tokenizer: Annotated[Path | None, typer.Option(help="count tokens with this tokenizer too")] = None,
-    kind: Annotated[KindOption | None, typer.Option(help="default: by the first record of each file")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="default: by the first record of each file")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
-    format: FormatOption = None,
-    text_field: TextField = None,
-    mapping: Map = None,
-    encoding: Encoding = None,
-    allow_special: AllowSpecial = False,
-    reasoning: Reason = Reasoning.train,
+    *,
+    reading: ReadingOptions,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """What is in FILE, and each bad line as file:line: reason. Exit code 1 if there is one."""
     from minimind.data.check.check import check_files
     from minimind.data.check.view import show
-    from minimind.data.records.conversations import Fields
     from minimind.text.tokenizer import Tokenizer
 
-    fields = Fields.parse(format, text_field, mapping, reasoning.value)
     loaded = Tokenizer.load(tokenizer) if tokenizer else None
-    report = check_files(
-        files,
-        loaded,
-        kind.value if kind else None,
-        max_seq_length,
-        fields=fields,
-        encoding=encoding,
-        allow_special=allow_special,
-    )
+    report = check_files(files, loaded, kind, max_seq_length, reading=reading)
     _show(report.to_json()) if as_json else show(report, console())
     _exit(0 if report.ok else 1)
 
 
 @app.command()
+@_reads_files()
 def prepare(
     files: Files,
     tokenizer: TokenizerOption,
     output: Annotated[Path, typer.Option(help="directory of the store")],
-    kind: Annotated[KindOption, typer.Option(help="plain texts or conversations")] = KindOption.pretrain,
+    kind: Annotated[Kind, typer.Option(help="plain texts or conversations")] = "pretrain",
     max_seq_length: RowLength = ROW_LENGTH,
-    skip_bad: SkipBad = False,
-    max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
-    format: FormatOption = None,
-    text_field: TextField = None,
-    mapping: Map = None,
-    encoding: Encoding = None,
-    allow_special: AllowSpecial = False,
-    reasoning: Reason = Reasoning.train,
+    *,
+    reading: ReadingOptions,
     workers: Annotated[int | None, typer.Option(min=1, help="threads; default: the cores, eight at most")] = None,
 ) -> None:
     """Tokenise FILE into a store that the launch scripts take as --train-file."""
@@ -234,17 +210,10 @@ def prepare(
             files,
             Tokenizer.load(tokenizer),
             output,
-            kind.value,
+            kind,
             max_seq_length,
+            reading=reading,
             workers=workers,
-            skip_bad=skip_bad,
-            max_bad_ratio=max_bad_ratio,
-            format=format,
-            text_field=text_field,
-            mapping=mapping,
-            encoding=encoding,
-            allow_special=allow_special,
-            reasoning=reasoning.value,
         )
     )
 
@@ -311,40 +280,22 @@ def launch(context: typer.Context) -> None:
 
 
 @app.command()
+@_reads_files()
 def evaluate(
     model: Model,
     file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")],
-    kind: Annotated[KindOption | None, typer.Option(help="default: by the first record")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
     batch_size: Annotated[int, typer.Option(min=1, help="rows at a time; the result does not depend on it")] = 8,
-    skip_bad: SkipBad = False,
-    max_bad_ratio: MaxBadRatio = MAX_BAD_RATIO,
-    format: FormatOption = None,
-    text_field: TextField = None,
-    mapping: Map = None,
-    encoding: Encoding = None,
-    allow_special: AllowSpecial = False,
-    reasoning: Reason = Reasoning.train,
+    *,
+    reading: ReadingOptions,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Held-out loss, perplexity and bits per byte."""
     from minimind.commands.models import evaluate_file
 
-    result = evaluate_file(
-        model,
-        file,
-        kind.value if kind else None,
-        max_seq_length,
-        batch_size,
-        skip_bad=skip_bad,
-        max_bad_ratio=max_bad_ratio,
-        format=format,
-        text_field=text_field,
-        mapping=mapping,
-        encoding=encoding,
-        allow_special=allow_special,
-        reasoning=reasoning.value,
-    )
+    result = evaluate_file(model, file, kind, max_seq_length, batch_size, reading=reading, tokenizer_path=tokenizer)
     _show(result) if as_json else _table(result)
 
 
@@ -357,11 +308,14 @@ def generate(
     top_p: TopP = TEXT_TOP_P,
     top_k: TopK = 0,
     seed: Seed = 0,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Go on from a text, printed as it is made."""
-    from minimind.inference.terminal import Sampling, continue_text
+    from minimind.inference.sampling import Sampling
+    from minimind.inference.terminal import continue_text
 
-    continue_text(model, prompt, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
+    continue_text(model, prompt, sampling, tokenizer_path=tokenizer)
 
 
 @app.command()
@@ -373,11 +327,14 @@ def chat(
     top_p: TopP = CHAT_TOP_P,
     top_k: TopK = 0,
     seed: Seed = 0,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Talk with a model: /reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
-    from minimind.inference.terminal import Sampling, chat_loop
+    from minimind.inference.sampling import Sampling
+    from minimind.inference.terminal import chat_loop
 
-    chat_loop(model, system, Sampling(max_new_tokens, temperature, top_p, top_k, seed))
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
+    chat_loop(model, system, sampling, tokenizer_path=tokenizer)
 
 
 @app.command()
@@ -403,11 +360,12 @@ def serve(
     max_body: Annotated[
         int | None, typer.Option(min=1024, metavar="BYTES", help="of a request at most; default: 1 MiB")
     ] = None,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface, with a chat page, until Ctrl-C (docs/serving.md)."""
     from minimind.inference.server import serve as serve_model
 
-    serve_model(model, host, port, api_key, max_body)
+    serve_model(model, host, port, api_key, max_body, tokenizer=tokenizer)
 
 
 @app.command()
@@ -417,12 +375,13 @@ def export(
     format: Annotated[
         str, typer.Option(metavar="hf|pth|gguf", help="hf: Hugging Face; pth: MiniMind's own; gguf: llama.cpp")
     ] = "hf",
-    dtype: Annotated[Dtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
+    dtype: Annotated[GgufDtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
+    tokenizer: ModelTokenizer = None,
 ) -> None:
     """Write a model for other programs."""
     from minimind.commands.models import export_model
 
-    say(export_model(model, output, format, dtype.value if dtype else None))
+    say(export_model(model, output, format, dtype, tokenizer))
 
 
 @app.command()

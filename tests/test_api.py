@@ -17,9 +17,14 @@ from minimind.base.errors import UserError
 from tests.support import DS_CONFIGS
 
 SHAPE = {
-    "vocab_size": 330, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 8, "intermediate_size": 32,
-}  # fmt: skip
+    "vocab_size": 330,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 32,
+}
 
 
 def settings(files: dict[str, Path], output: Path) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def test_a_tracker(entry: Callable[[Any, str, Any], None], tmp_path: Path) -> No
 
 
 def test_an_export_format(entry: Callable[[Any, str, Any], None], tmp_path: Path) -> None:
-    def write(path: Path, output: Path, dtype: object) -> Path:
+    def write(path: Path, output: Path, dtype: object, tokenizer: Path | None) -> Path:
         output.write_text(f"{path.name} as text")
         return output
 

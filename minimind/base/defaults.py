@@ -10,10 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-# What can be chosen by name in the YAML
+# What can be chosen by name in the YAML or on the command line
 Kind = Literal["pretrain", "sft"]
 Reasoning = Literal["train", "drop"]  # what becomes of an answer's reasoning
 AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
+GgufDtype = Literal["f32", "f16", "bf16"]  # of the weights
 
 # Data
 ROW_LENGTH = 512  # max_seq_length

@@ -1,10 +1,9 @@
 """What this machine computes in natively, and the shipped JSON that suits it.
 
-``Hardware`` is a plain value, so that every decision taken from it is testable without the hardware; only
-``detect`` looks at the machine (and imports torch). "Native" means at full speed: a CPU without AVX512-BF16 or
-AMX runs bf16 correctly but slower than fp32 (measured on an Ice Lake Xeon: 60 against 100 GFLOP/s), and a GPU
-before Ampere emulates it.
-Weakness: only CUDA devices and CPUs are told apart; other accelerators count as CPUs.
+``Hardware`` is a plain value, so that every decision taken from it is testable without the hardware; only ``detect``
+looks at the machine (and imports torch). "Native" means at full speed: a CPU without AVX512-BF16 or AMX runs bf16
+correctly but slower than fp32 (measured on an Ice Lake Xeon: 60 against 100 GFLOP/s), and a GPU before Ampere emulates
+it. Weakness: only CUDA devices and CPUs are told apart; other accelerators count as CPUs.
 """
 
 from __future__ import annotations

@@ -94,9 +94,7 @@ def deepspeed_command(script: Path, arguments: Sequence[str] = (), num_processes
 
 
 def printable(command: Sequence[str]) -> str:
-    """The command as a person would type it: `deepspeed ...` instead of two absolute paths, quoted for a
-    shell.
-    """
+    """The command as a person would type it: `deepspeed ...` instead of two absolute paths, quoted for a shell."""
     words = list(command)
     if len(words) > 1 and Path(words[1]).name == "deepspeed":
         words = ["deepspeed", *words[2:]]

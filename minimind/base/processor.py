@@ -32,8 +32,8 @@ SIZE = 32  # of the matrices that an operator is tried on
 
 def linear_pointwise(x: Tensor, weight: Tensor) -> Tensor:
     """oneDNN's product of ``x`` [..., I] and ``weight`` [O, I] transposed, plain or from ``reorder``."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return product
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return output
 
 
 def reorder(weight: Tensor, rows: int) -> Tensor:

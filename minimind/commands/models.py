@@ -7,45 +7,31 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minimind.base.defaults import MAX_BAD_RATIO, Reasoning
 from minimind.base.errors import UserError
 from minimind.base.files import read_named, write_bytes_durably
 from minimind.base.strict.json_text import brief
 from minimind.config.model import LARGEST_TABLE
+from minimind.data.records.options import BY_CONTENT, ReadingOptions
 
 if TYPE_CHECKING:
-    from minimind.data.records.conversations import Kind
-    from minimind.interop.gguf import Dtype
+    from minimind.base.defaults import GgufDtype, Kind
 
 
 def train_tokenizer_on(
-    files: Sequence[Path],
-    output: Path,
-    vocab_size: int,
-    *,
-    skip_bad: bool = False,
-    max_bad_ratio: float = MAX_BAD_RATIO,
-    format: str | None = None,
-    text_field: str | None = None,
-    mapping: str | None = None,
-    encoding: str | None = None,
-    allow_special: bool = False,
-    reasoning: Reasoning = "train",
+    files: Sequence[Path], output: Path, vocab_size: int, reading: ReadingOptions = BY_CONTENT
 ) -> Path:
     """Train a tokenizer on all text in `files`; the path of the model. Bad records as in `prepare`.
 
     Says on stderr how many records were used, and left out into OUTPUT.rejected.jsonl.
     """
-    from minimind.data.records.conversations import Fields
     from minimind.data.records.rejects import Tally
     from minimind.data.records.texts import read_texts
     from minimind.data.store.prepare import say_on_stderr
     from minimind.text.tokenizer import train_tokenizer
 
-    fields = Fields.parse(format, text_field, mapping, reasoning)
-    tally = Tally(skip_bad, max_bad_ratio, output.with_name(output.name + ".rejected.jsonl"))
+    tally = Tally(reading.skip_bad, reading.max_bad_ratio, output.with_name(output.name + ".rejected.jsonl"))
     try:
-        made = train_tokenizer(read_texts(files, tally, fields, encoding, allow_special), output, vocab_size)
+        made = train_tokenizer(read_texts(files, tally, reading), output, vocab_size)
     except OSError as error:
         raise UserError(f"{tally.quarantine}: can't be written: {error.strerror or error}") from error
     total = tally.total
@@ -56,12 +42,19 @@ def train_tokenizer_on(
 
 
 def evaluate_file(
-    path: Path, files: Sequence[Path], kind: Kind | None, max_seq_length: int, batch_size: int, **reading: Any
+    path: Path,
+    files: Sequence[Path],
+    kind: Kind | None,
+    max_seq_length: int,
+    batch_size: int,
+    *,
+    reading: ReadingOptions = BY_CONTENT,
+    tokenizer_path: Path | None = None,
 ) -> dict[str, Any]:
     """Loss (nats per trainable token), perplexity and bits per byte of the model at `path` on `files`.
 
-    `kind` None goes by the first record; `reading`: what `prepare` takes to read files. Raises UserError for a missing
-    model or a bad file.
+    `kind` None goes by the first record; `tokenizer_path` None takes the one beside the model. Raises UserError for a
+    missing model or a bad file.
     """
     import torch
 
@@ -73,8 +66,8 @@ def evaluate_file(
     from minimind.training.values import perplexity
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer = load_model(path, str(device))
-    store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length, **reading))
+    model, tokenizer = load_model(path, str(device), tokenizer=tokenizer_path)
+    store = TokenStore.open(prepare(files, tokenizer, kind=kind, max_seq_length=max_seq_length, reading=reading))
     batches = SequentialBatches(store, max_seq_length, batch_size, rank=0, world_size=1)
     result = evaluate(model, batches, device, 0, store.num_bytes if store.kind == "pretrain" else None)
     return {
@@ -85,17 +78,19 @@ def evaluate_file(
     }
 
 
-def export_hf(path: Path, output: Path) -> Path:
+def export_hf(path: Path, output: Path, tokenizer_path: Path | None = None) -> Path:
     """Write the model at `path` in Hugging Face layout; returns the directory. Raises UserError if there is none."""
     from minimind.inference.generation import load_model
     from minimind.interop.huggingface import save_pretrained
 
-    model, tokenizer = load_model(path, "cpu")
+    model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
     save_pretrained(model.state_dict(), model.config, tokenizer, output)
     return output
 
 
-def export_model(path: Path, output: Path, format: str, dtype: Dtype | None) -> Path:
+def export_model(
+    path: Path, output: Path, format: str, dtype: GgufDtype | None, tokenizer_path: Path | None = None
+) -> Path:
     """Write the model at `path` as `format` (of `EXPORTERS`); what was written: a directory for hf, else a file.
 
     `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of a gguf's weights, f16 if
@@ -109,19 +104,19 @@ def export_model(path: Path, output: Path, format: str, dtype: Dtype | None) -> 
             if format == "pth"
             else f"--dtype is for --format gguf: {format} has the model's own"
         )
-    return EXPORTERS[format](path, output, dtype)
+    return EXPORTERS[format](path, output, dtype, tokenizer_path)
 
 
 def _file(output: Path, suffix: str) -> Path:
     return output if output.suffix == suffix else output / f"model{suffix}"
 
 
-def export_pth(path: Path, file: Path) -> Path:
+def export_pth(path: Path, file: Path, tokenizer_path: Path | None = None) -> Path:
     """Write MiniMind's own weight file, and beside it the tokenizer, which loading it here needs."""
     from minimind.inference.generation import load_model
     from minimind.interop.upstream import check_exportable, save_pth
 
-    model, tokenizer = load_model(path, "cpu")
+    model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
     check_exportable(model.state_dict(), model.config, path)
     beside = {_directory_of(file) / name: content for name, content in tokenizer.files.items()}
     for place, content in beside.items():
@@ -133,23 +128,23 @@ def export_pth(path: Path, file: Path) -> Path:
     return file
 
 
-def export_gguf(path: Path, file: Path, dtype: Dtype) -> Path:
+def export_gguf(path: Path, file: Path, dtype: GgufDtype, tokenizer_path: Path | None = None) -> Path:
     """Write a GGUF file for llama.cpp."""
     from minimind.inference.generation import load_model
     from minimind.inference.server import model_name
     from minimind.interop.gguf import save_gguf
 
-    model, tokenizer = load_model(path, "cpu")
+    model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
     _directory_of(file)
     save_gguf(model.state_dict(), model.config, tokenizer, path=file, dtype=dtype, name=model_name(path))
     return file
 
 
-# What `minimind export --format` takes: (model, output, dtype or None) -> what was written
-EXPORTERS: dict[str, Callable[[Path, Path, Any], Path]] = {
-    "hf": lambda path, output, _: export_hf(path, output),
-    "pth": lambda path, output, _: export_pth(path, _file(output, ".pth")),
-    "gguf": lambda path, output, dtype: export_gguf(path, _file(output, ".gguf"), dtype or "f16"),
+# What `minimind export --format` takes: (model, output, dtype or None, tokenizer or None) -> what was written
+EXPORTERS: dict[str, Callable[[Path, Path, Any, Path | None], Path]] = {
+    "hf": lambda path, output, _, tokenizer: export_hf(path, output, tokenizer),
+    "pth": lambda path, output, _, tokenizer: export_pth(path, _file(output, ".pth"), tokenizer),
+    "gguf": lambda path, output, dtype, tokenizer: export_gguf(path, _file(output, ".gguf"), dtype or "f16", tokenizer),
 }
 
 

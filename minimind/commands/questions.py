@@ -78,17 +78,12 @@ def answers_table(answers: Sequence[Answer]) -> Table:
 
 
 def _ask(model: Transformer, tokenizer: Tokenizer, turns: Turns) -> Answer:
-    from minimind.inference.generation import generate
+    from minimind.inference.generation import Sampling, generate
 
     asked = [Turn(cast("Role", turn["role"]), turn["content"]) for turn in turns[:-1]]
     expected = turns[-1]["content"]
-    ids = generate(
-        model,
-        prompt_ids(asked, tokenizer),
-        max_new_tokens=ANSWER_TOKENS,
-        temperature=0.0,
-        stop_ids=(tokenizer.im_end_id, tokenizer.eos_id),
-    )
+    greedy = Sampling(ANSWER_TOKENS, temperature=0.0)
+    ids = generate(model, prompt_ids(asked, tokenizer), greedy, stop_ids=(tokenizer.im_end_id, tokenizer.eos_id))
     given = tokenizer.decode(ids)
     question = "\n".join(turn.content for turn in asked if turn.role == "user")
     return Answer(question, expected, given, given == expected)

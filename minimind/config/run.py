@@ -125,7 +125,7 @@ class WeightedFile(BaseModel):
     weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
 
 
-def _source(value: Any) -> Any:
+def _train_file(value: Any) -> Any:
     """A path, or a mapping with ``path`` and ``weight`` -> Path or WeightedFile."""
     if isinstance(value, str):
         return Path(value)
@@ -139,7 +139,7 @@ def _source(value: Any) -> Any:
         raise ValueError("; ".join(_one_error(item, WeightedFile) for item in error.errors())) from None
 
 
-def _sources(value: Any) -> Any:
+def _train_files(value: Any) -> Any:
     return [value] if isinstance(value, (str, Path, Mapping, WeightedFile)) else value
 
 
@@ -148,7 +148,7 @@ def _field_map(value: Any) -> Any:
     return ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
 
 
-TrainFile = Annotated[Path | WeightedFile, BeforeValidator(_source)]
+TrainFile = Annotated[Path | WeightedFile, BeforeValidator(_train_file)]
 
 
 class RunConfig(BaseModel):
@@ -160,7 +160,7 @@ class RunConfig(BaseModel):
     model_name_or_path: Path | None = None
     model: Annotated[ModelConfig, BeforeValidator(_model)] = PRESETS["26m"]
     tokenizer: Path | None = None
-    train_file: Annotated[list[TrainFile], BeforeValidator(_sources)] = []
+    train_file: Annotated[list[TrainFile], BeforeValidator(_train_files)] = []
     eval_file: Annotated[list[Path], BeforeValidator(_paths)] = []
     max_seq_length: Annotated[int, Field(gt=1)] = ROW_LENGTH
     skip_bad: bool = False

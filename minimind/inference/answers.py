@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minimind.inference.generation import generate
-from minimind.inference.terminal import Sampling
+from minimind.inference.sampling import Sampling
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
 
@@ -81,16 +81,7 @@ def pieces(model: Transformer, tokenizer: Tokenizer, question: Question) -> Gene
     """The answer, a piece a token and a last one that says why it ended. Raises UserError as ``generate``."""
     sampling, characters, stop = question.sampling, tokenizer.stream(), StopText(question.stop)
     room = min(sampling.max_new_tokens, model.config.max_position_embeddings - len(question.prompt))
-    tokens = generate(
-        model,
-        question.prompt,
-        room,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        stop_ids=question.stop_ids,
-        seed=sampling.seed,
-    )
+    tokens = generate(model, question.prompt, sampling, stop_ids=question.stop_ids)
     count = 0
     for count, token in enumerate(tokens, 1):
         text = stop.push(characters.push(token))

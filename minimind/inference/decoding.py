@@ -92,8 +92,8 @@ class HeldInHalf:
         self.weight = torch.ops.quantized.linear_prepack_fp16(weight * 2.0**exponent, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        fastest_product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.weight)
-        return fastest_product
+        output: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self.weight)
+        return output
 
 
 def half_exponent(weight: Tensor) -> int | None:

@@ -11,71 +11,48 @@ In a batch, rows that have ended are carried along until half have ended; then t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.base.errors import UserError
 from minimind.inference.decoding import decode_step
 from minimind.inference.loading import load_model
 from minimind.inference.prompts import read_prompts
+from minimind.inference.sampling import USUAL, Sampling
 from minimind.model.transformer import Transformer
 
-__all__ = ["Sampler", "generate", "generate_batch", "load_model"]
+__all__ = ["Sampling", "choose", "generate", "generate_batch", "load_model"]
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """How one token is chosen from logits: repetition penalty, temperature, top-k, top-p, in this order (as
-    transformers).
+def choose(sampling: Sampling, logits: Tensor, seen: Tensor | None, generator: torch.Generator | None) -> int:
+    """``logits`` [V], ``seen`` boolean [V] (tokens so far; None: not needed) -> a token id.
 
-    ``temperature`` 0: the likeliest. ``top_k`` 0 and ``top_p`` 1: off. ``repetition_penalty`` 1: off.
+    Repetition penalty, temperature, top-k, top-p, in this order (as transformers). Computed on the CPU: a few thousand
+    numbers are there sooner than a GPU has started the first sort. Raises UserError for logits that are NaN.
     """
+    logits = logits.float().cpu()
+    if sampling.repetition_penalty != 1.0 and seen is not None:
+        weaker = torch.where(logits > 0, logits / sampling.repetition_penalty, logits * sampling.repetition_penalty)
+        logits = torch.where(seen, weaker, logits)
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    sums = _probabilities(sampling, logits / sampling.temperature).cumsum(0, dtype=torch.float64)
+    total = float(sums[-1])
+    if total != total:
+        raise UserError("the model's output is not a number (NaN): its weights are broken")
+    # One uniform number decides, a tenth of the time of torch.multinomial, which draws one for every token.
+    below = float(torch.rand((), dtype=torch.float64, generator=generator)) * total
+    return int(torch.searchsorted(sums, below, right=True).clamp_(max=len(sums) - 1))
 
-    temperature: float = TEXT_TEMPERATURE
-    top_p: float = TEXT_TOP_P
-    top_k: int = 0
-    repetition_penalty: float = 1.0
 
-    def __post_init__(self) -> None:
-        allowed = {
-            "temperature": (self.temperature >= 0, "0 or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "top_k": (self.top_k >= 0, "0 or more"),
-            "repetition_penalty": (self.repetition_penalty > 0, "above 0"),
-        }
-        for name, (good, range_) in allowed.items():
-            if not good:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be {range_}")
-
-    def choose(self, logits: Tensor, seen: Tensor | None, generator: torch.Generator | None) -> int:
-        """``logits`` [V], ``seen`` boolean [V] (tokens so far; None: not needed) -> a token id.
-
-        Computed on the CPU: a few thousand numbers are there sooner than a GPU has started the first sort.
-        """
-        logits = logits.float().cpu()
-        if self.repetition_penalty != 1.0 and seen is not None:
-            weaker = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
-            logits = torch.where(seen, weaker, logits)
-        if self.temperature == 0:
-            return int(logits.argmax())
-        sums = self._probabilities(logits / self.temperature).cumsum(0, dtype=torch.float64)
-        total = float(sums[-1])
-        if total != total:
-            raise UserError("the model's output is not a number (NaN): its weights are broken")
-        # One uniform number decides, a tenth of the time of torch.multinomial, which draws one for every token.
-        below = float(torch.rand((), dtype=torch.float64, generator=generator)) * total
-        return int(torch.searchsorted(sums, below, right=True).clamp_(max=len(sums) - 1))
-
-    def _probabilities(self, logits: Tensor) -> Tensor:
-        """Softmax over what top-k and top-p leave; the token that crosses ``top_p`` stays, so there is always one."""
-        if 0 < self.top_k < logits.shape[-1]:
-            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], -torch.inf)
-        probabilities = logits.softmax(-1)
-        return probabilities if self.top_p == 1 else _top_p(probabilities, self.top_p)
+def _probabilities(sampling: Sampling, logits: Tensor) -> Tensor:
+    """Softmax [V] over what top-k and top-p leave; the token that crosses ``top_p`` stays, so there is always one."""
+    if 0 < sampling.top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -torch.inf)
+    probabilities = logits.softmax(-1)
+    return probabilities if sampling.top_p == 1 else _top_p(probabilities, sampling.top_p)
 
 
 def _top_p(probabilities: Tensor, mass: float) -> Tensor:
@@ -113,16 +90,16 @@ def _room(model: Transformer, prompts: Sequence[Sequence[int]], max_new_tokens: 
 class _Row:
     """The state of one answer: its generator, the tokens seen (only with a repetition penalty) and the answer."""
 
-    def __init__(self, sampler: Sampler, prompt: Sequence[int], vocab: int, seed: int) -> None:
-        self.sampler = sampler
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab: int, row: int = 0) -> None:
+        self.sampling = sampling
+        self.generator = torch.Generator().manual_seed(sampling.seed + row)
         self.seen: Tensor | None = None
-        if sampler.repetition_penalty != 1.0:
+        if sampling.repetition_penalty != 1.0:
             self.seen = torch.zeros(vocab, dtype=torch.bool)
             self.seen[torch.tensor(list(prompt))] = True
 
     def next(self, logits: Tensor) -> int:
-        token = self.sampler.choose(logits, self.seen, self.generator)
+        token = choose(self.sampling, logits, self.seen, self.generator)
         if self.seen is not None:
             self.seen[token] = True
         return token
@@ -136,8 +113,8 @@ class _Batch:
         self.answers: list[list[int]] = [[] for _ in choosers]
         self.owners = list(range(len(choosers)))  # the answer of each row
         self.ended: set[int] = set()
-        sampler = choosers[0].sampler
-        self.greedy = sampler.temperature == 0 and sampler.repetition_penalty == 1.0
+        sampling = choosers[0].sampling
+        self.greedy = sampling.temperature == 0 and sampling.repetition_penalty == 1.0
 
     def next(self, logits: Tensor) -> list[int]:
         """The next token of each row of ``logits`` [B, V], added to its answer if that has not ended."""
@@ -169,24 +146,16 @@ class _Batch:
 def generate(
     model: Transformer,
     prompt_ids: Sequence[int],
-    max_new_tokens: int = 256,
+    sampling: Sampling = USUAL,
     *,
-    temperature: float = TEXT_TEMPERATURE,
-    top_p: float = TEXT_TOP_P,
-    top_k: int = 0,
-    repetition_penalty: float = 1.0,
     stop_ids: Collection[int] = (),
-    seed: int = 0,
 ) -> Iterator[int]:
-    """The answer's tokens one by one, without the stop id; at most ``max_new_tokens``, fewer at the model's
-    last position.
+    """The answer's tokens one by one, without the stop id; fewer than ``max_new_tokens`` at the model's last position.
 
-    Raises UserError (at once, not at the first token) for an empty or too long prompt and for impossible
-    settings.
+    Raises UserError (at once, not at the first token) for an empty or too long prompt.
     """
-    sampler = Sampler(temperature, top_p, top_k, repetition_penalty)
-    longest, count = _room(model, [prompt_ids], max_new_tokens)
-    row = _Row(sampler, prompt_ids, model.output_size, seed)
+    longest, count = _room(model, [prompt_ids], sampling.max_new_tokens)
+    row = _Row(sampling, prompt_ids, model.output_size)
     return _stream(model, list(prompt_ids), longest + count, count=count, row=row, stop_ids=frozenset(stop_ids))
 
 
@@ -212,24 +181,18 @@ def _stream(
 def generate_batch(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
-    max_new_tokens: int = 256,
+    sampling: Sampling = USUAL,
     *,
-    temperature: float = TEXT_TEMPERATURE,
-    top_p: float = TEXT_TOP_P,
-    top_k: int = 0,
-    repetition_penalty: float = 1.0,
     stop_ids: Collection[int] = (),
-    seed: int = 0,
 ) -> list[list[int]]:
     """The answers to prompts of any lengths, computed together, without their stop ids. Raises as ``generate``."""
     if not prompts:
         return []
-    sampler = Sampler(temperature, top_p, top_k, repetition_penalty)
-    longest, count = _room(model, prompts, max_new_tokens)
+    longest, count = _room(model, prompts, sampling.max_new_tokens)
     if count < 1:
         return [[] for _ in prompts]
     logits, cache = read_prompts(model, prompts, longest + count)  # [B, V]
-    choosers = [_Row(sampler, prompt, model.output_size, seed + i) for i, prompt in enumerate(prompts)]
+    choosers = [_Row(sampling, prompt, model.output_size, i) for i, prompt in enumerate(prompts)]
     batch = _Batch(choosers, frozenset(stop_ids))
     step = decode_step(model, cache, count - 1)
     while True:

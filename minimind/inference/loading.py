@@ -39,9 +39,8 @@ def load_model(
     """The model in evaluation mode on ``device``, and its tokenizer (``tokenizer``: instead of the one
     found beside the model).
 
-    ``dtype`` None: as saved, but fp32 on a CPU, where half precision saves nothing. Raises UserError when
-    there is no model, when it is damaged or of another architecture, or when its tokenizer is missing or
-    does not fit.
+    ``dtype`` None: as saved, but fp32 on a CPU, where half precision saves nothing. Raises UserError when there is no
+    model, when it is damaged or of another architecture, or when its tokenizer is missing or does not fit.
     """
     source = _resolve(Path(path))
     state, config, beside = _read(source)
@@ -52,6 +51,7 @@ def load_model(
             f"{loaded.path}: {loaded.vocab_size} pieces do not fit the vocabulary of {source} ({config.vocab_size}); "
             "give the tokenizer it was trained with"
         )
+    _refuse_another(loaded, source, beside)
     model.output_size = loaded.vocab_size
     return model.to(device=device, dtype=dtype or default_dtype(device)).eval(), loaded
 
@@ -134,6 +134,18 @@ def _read(source: Path) -> tuple[State, ModelConfig, Path]:
         state, config = huggingface.load_pretrained(source)
         return state, config, source
     return _read_checkpoint(source)
+
+
+def _refuse_another(loaded: Tokenizer, source: Path, beside: Path) -> None:
+    """Raises UserError for a tokenizer that is not the model's, where an export's weights or a run tell which is."""
+    known = huggingface.trained_with(source) if (source / CONFIG).is_file() else None
+    if known is None and not source.is_file() and Tokenizer.there(beside):
+        known = Tokenizer.load(beside).fingerprint
+    if known is not None and known != loaded.fingerprint:
+        raise UserError(
+            f"{loaded.path}: not the tokenizer that {source} was trained with (SHA-256 "
+            f"{loaded.fingerprint[:12]}... instead of {known[:12]}...): its ids mean other pieces; give that one"
+        )
 
 
 def _tokenizer(path: Path, source: Path) -> Tokenizer:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from minimind.base.defaults import CHAT_TEMPERATURE, CHAT_TOP_P, TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.inference.answers import Finish
-from minimind.inference.terminal import Sampling
+from minimind.inference.sampling import Sampling
 
 MAX_STOPS = 4  # OpenAI's limit
 MAX_MESSAGES = 2048  # each has tokens of its own: few models here have room for as many

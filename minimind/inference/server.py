@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "MINIMIND_API_KEY"
 
 
-def serve(path: Path, host: str, port: int, api_key: str | None, max_body: int | None = None) -> None:
+def serve(
+    path: Path,
+    host: str,
+    port: int,
+    api_key: str | None,
+    max_body: int | None = None,
+    *,
+    tokenizer: Path | None = None,
+) -> None:
     """Serve the model at ``path``; returns at Ctrl-C or SIGTERM. ``max_body``: bytes of a request, None the usual.
 
     Raises UserError without the extra ``serve``, for a key that is none, a path without a model, and an address that
@@ -39,7 +47,7 @@ def serve(path: Path, host: str, port: int, api_key: str | None, max_body: int |
     from minimind.inference.generation import load_model
     from minimind.inference.listener import make_server
 
-    speaker = Speaker(*load_model(path, "cuda" if torch.cuda.is_available() else "cpu"))
+    speaker = Speaker(*load_model(path, "cuda" if torch.cuda.is_available() else "cpu", tokenizer=tokenizer))
     with listen(host, port) as listener:
         hosts = Hosts.of(host, listener.getsockname()[0])
         app = make_app(

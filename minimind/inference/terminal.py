@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOKENS, TEXT_TOP_P
 from minimind.base.display import Shown
 from minimind.base.errors import UserError
+from minimind.inference.sampling import Sampling
 
 if TYPE_CHECKING:
     from minimind.model.transformer import Transformer
@@ -25,21 +24,12 @@ if TYPE_CHECKING:
     from minimind.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen; temperature 0 is greedy, top_k 0 means all."""
-
-    max_new_tokens: int = TEXT_TOKENS
-    temperature: float = TEXT_TEMPERATURE
-    top_p: float = TEXT_TOP_P
-    top_k: int = 0
-    seed: int = 0
-
-
-def continue_text(path: Path, prompt: str, sampling: Sampling, out: TextIO | None = None) -> None:
+def continue_text(
+    path: Path, prompt: str, sampling: Sampling, out: TextIO | None = None, tokenizer_path: Path | None = None
+) -> None:
     """Print `prompt` and what the model makes of it. Raises UserError for a path without a model."""
     to = Shown(out or sys.stdout)
-    model, tokenizer = _load(path)
+    model, tokenizer = _load(path, tokenizer_path)
     prompt_ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     limit = model.config.max_position_embeddings
     if len(prompt_ids) >= limit:
@@ -49,13 +39,19 @@ def continue_text(path: Path, prompt: str, sampling: Sampling, out: TextIO | Non
 
 
 def chat_loop(
-    path: Path, system: str | None, sampling: Sampling, ask: Callable[[str], str] = input, out: TextIO | None = None
+    path: Path,
+    system: str | None,
+    sampling: Sampling,
+    ask: Callable[[str], str] = input,
+    out: TextIO | None = None,
+    *,
+    tokenizer_path: Path | None = None,
 ) -> None:
     """Talk until /exit or the end of input. Raises UserError for a path without a model."""
     from minimind.text.chat import Turn
 
     to = Shown(out or sys.stdout)
-    model, tokenizer = _load(path)
+    model, tokenizer = _load(path, tokenizer_path)
     start = [Turn("system", system)] if system else []
     turns = list(start)
     to.write(f"{path}: {model.config.num_parameters():,} parameters. /reset starts over, /exit ends.\n")
@@ -89,16 +85,7 @@ def answer(
 
     stops = set(stop_ids)
     try:
-        for token in generate(
-            model,
-            prompt_ids,
-            sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop_ids=stops,
-            seed=sampling.seed,
-        ):
+        for token in generate(model, prompt_ids, sampling, stop_ids=stops):
             if token not in stops:
                 emit(stream.push(token))
     except KeyboardInterrupt:
@@ -132,9 +119,9 @@ def _question(ask: Callable[[str], str]) -> str | None:
     return None if text in ("/exit", "/quit") else text
 
 
-def _load(path: Path) -> tuple[Transformer, Tokenizer]:
+def _load(path: Path, tokenizer: Path | None) -> tuple[Transformer, Tokenizer]:
     import torch
 
     from minimind.inference.generation import load_model
 
-    return load_model(path, "cuda" if torch.cuda.is_available() else "cpu")
+    return load_model(path, "cuda" if torch.cuda.is_available() else "cpu", tokenizer=tokenizer)

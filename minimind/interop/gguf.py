@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import sentencepiece
 import torch
 from torch import Tensor
 
+from minimind.base.defaults import GgufDtype
 from minimind.base.errors import UserError
 from minimind.base.files import replacing
 from minimind.config.model import ModelConfig, ModelType, RopeScaling
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Dtype = Literal["f32", "f16", "bf16"]
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _GGML_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16"}
@@ -67,7 +67,7 @@ def save_gguf(
     config: ModelConfig,
     tokenizer: Tokenizer,
     path: str | Path,
-    dtype: Dtype = "f16",
+    dtype: GgufDtype = "f16",
     name: str = "minimind",
 ) -> None:
     """Write ``path``, complete or not at all; ``dtype`` of the matrices, ``name`` for people.
@@ -99,7 +99,7 @@ def save_gguf(
 
 
 def named_tensors(
-    model_state: Mapping[str, Tensor], config: ModelConfig, vocab_size: int, dtype: Dtype
+    model_state: Mapping[str, Tensor], config: ModelConfig, vocab_size: int, dtype: GgufDtype
 ) -> Iterator[tuple[str, Tensor]]:
     """GGUF names and tensors on the CPU: q and k in pairs, ``vocab_size`` rows of embedding and output.
 

@@ -59,11 +59,27 @@ def save_pretrained(
         name: value.detach().cpu().contiguous() for name, value in model_state.items() if not _tied(name, config)
     }
     with replacing(directory / WEIGHTS) as file:
-        save_file(weights, file.name, metadata={"format": "pt", "made_by": MAKER})
+        save_file(weights, file.name, metadata=_header(tokenizer))
     about = transformers_config(config, next(iter(weights.values())).dtype) | _special_ids(tokenizer)
     contents[CONFIG] = _json(about)
     for name, content in contents.items():
         write_bytes_durably(directory / name, content)
+
+
+def _header(tokenizer: Tokenizer | None) -> dict[str, str]:
+    """What the weights' file says of itself: its maker, and the hash of the tokenizer that the weights belong to."""
+    hash_ = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
+    return {"format": "pt", "made_by": MAKER, **hash_}
+
+
+def trained_with(directory: Path) -> str | None:
+    """The fingerprint of the tokenizer that an export's weights belong to; None where the file doesn't say."""
+    try:
+        with safe_open(path_inside(directory, WEIGHTS), "pt") as file:
+            about = file.metadata() or {}
+    except (OSError, SafetensorError):
+        return None
+    return about.get("tokenizer") if about.get("made_by") == MAKER else None
 
 
 def _refuse_others(directory: Path, names: Iterable[str]) -> None:

@@ -1,15 +1,13 @@
 """Our SentencePiece tokenizer as the files that ``transformers.AutoTokenizer`` reads.
 
-Contract: the same ids as ``Tokenizer.encode`` on ordinary text, and for chats the string and ids of
-``chat.py``. transformers 5 builds a tokenizer from tokenizer.json only, so one is written: BPE over
-characters with byte fallback, spaces spelled as spaces. (SentencePiece spells them U+2581; spelling them
-plainly here needs no normalizer and leaves a real U+2581 to its bytes, as ``Tokenizer`` does.) A
-SentencePiece BPE joins the pair whose joined piece comes first in the vocabulary, so the merges are all
-splits of each piece into two pieces, in vocabulary order.
+Contract: the same ids as ``Tokenizer.encode`` on ordinary text, and for chats the string and ids of ``chat.py``.
+transformers 5 builds a tokenizer from tokenizer.json only, so one is written: BPE over characters with byte fallback,
+spaces spelled as spaces. (SentencePiece spells them U+2581; spelling them plainly here needs no normalizer and leaves a
+real U+2581 to its bytes, as ``Tokenizer`` does.) A SentencePiece BPE joins the pair whose joined piece comes first in
+the vocabulary, so the merges are all splits of each piece into two pieces, in vocabulary order.
 
-The first four ids are spelled ``<|bos|>`` and so on instead of SentencePiece's ``<s>``: transformers takes
-a special token's spelling for the token wherever it stands, and ``<s>`` is common in web text (3% of 12,394
-texts here held one).
+The first four ids are spelled ``<|bos|>`` and so on instead of SentencePiece's ``<s>``: transformers takes a special
+token's spelling for the token wherever it stands, and ``<s>`` is common in web text (3% of 12,394 texts here held one).
 
 Weaknesses: the same happens to ``<|im_start|>`` typed by a user, which ``Tokenizer`` takes as text. And two
 ways to join the same piece that overlap (``aa|a`` and ``a|aa``) are taken leftmost by SentencePiece and by

@@ -1,5 +1,4 @@
-"""MiniMind's own weight files (jingyaogong/minimind): a bare ``torch.save`` of a state dict, without a
-configuration.
+"""MiniMind's own weight files (jingyaogong/minimind): a bare ``torch.save`` of a state dict, without a configuration.
 
 Contract: three generations are told apart by their names, and the shape is inferred from the tensors.
 

@@ -63,7 +63,7 @@ class DenseMask:
     mask: Tensor
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
+        heads_first = (x.transpose(1, 2) for x in (q, k, v))  # [B, heads or kv_heads, T or S, D]
         return _sdpa(*heads_first, attn_mask=self.mask).transpose(1, 2)
 
 
@@ -98,7 +98,7 @@ class OneTokenOnCpu:
         keys = k.permute(0, 2, 3, 1).flatten(0, 1)  # [B * kv_heads, D, S]
         values = v.transpose(1, 2).flatten(0, 1)  # [B * kv_heads, S, D]
         start, beta = (keys.new_empty(()), 0) if self.hidden is None else (self.hidden, 1)
-        scores = torch.baddbmm(start, grouped, keys, beta=beta, alpha=q.shape[3] ** -0.5)
+        scores = torch.baddbmm(start, grouped, keys, beta=beta, alpha=q.shape[3] ** -0.5)  # [B * kv_heads, group, S]
         return torch.bmm(scores.softmax(-1), values).view(q.shape)
 
 
@@ -110,7 +110,7 @@ class Runs:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # All rows as one long row: documents never cross a row's end, so cutting it by document is enough.
-        flat = (x.float().reshape(1, -1, *x.shape[2:]).transpose(1, 2) for x in (q, k, v))
+        flat = (x.float().reshape(1, -1, *x.shape[2:]).transpose(1, 2) for x in (q, k, v))  # [1, heads, B * T, D]
         pieces = zip(*(torch.split(x, self.lengths, dim=2) for x in flat), strict=True)
         outputs = [_sdpa(*piece, is_causal=True) for piece in pieces]
         return torch.cat(outputs, dim=2).transpose(1, 2).reshape(q.shape).to(q.dtype)
@@ -118,7 +118,7 @@ class Runs:
 
 def document_mask(document_ids: Tensor) -> Tensor:
     """``document_ids`` [B, T] -> boolean [B, 1, T, T]: causal and within one document."""
-    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]  # [B, 1, T, T]
     return same.tril_()
 
 
@@ -242,12 +242,12 @@ class KVCache:
             return OneTokenOnCpu(None if self.hidden is None else self.hidden[..., : self.length + 1])
         if count == 1 and self.starts is None:
             return OneToken(None)
-        queries = torch.arange(self.length, self.length + count, device=self.keys[0].device)
-        keys = torch.arange(self.length + count, device=self.keys[0].device)
-        mask = (keys <= queries[:, None])[None]
+        queries = torch.arange(self.length, self.length + count, device=self.keys[0].device)  # [T]
+        keys = torch.arange(self.length + count, device=self.keys[0].device)  # [S]
+        mask = (keys <= queries[:, None])[None]  # [1, T, S]
         if self.starts is not None:
             # A padding column must see something (itself), or its softmax is 0/0.
-            mask = mask & ((keys >= self.starts[:, None, None]) | (keys == queries[:, None]))
+            mask = mask & ((keys >= self.starts[:, None, None]) | (keys == queries[:, None]))  # [B, T, S]
         return OneToken(mask[:, None]) if count == 1 else DenseMask(mask[:, None])
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,13 @@ As in Liger Kernel, the gradient is taken chunk by chunk in the forward pass, wh
 exist, so that logits are computed once; the backward pass only multiplies by the incoming gradient, which
 must be a scalar (loss scale, 1 / tokens).
 
-Half precision. Logits come out of the matrix product in the dtype of the weights and are widened to fp32
-before the log-softmax. The gradient kept is that of the bare sum, so its entries are probabilities: in [-1,
-1], and below fp16's smallest number (6e-8) they would vanish before any loss scale could save them. In fp16
-they are therefore multiplied by 1024 before they are rounded, and divided again, in fp32, when the incoming
-gradient is known: entries down to 6e-11 survive, and no hidden gradient can overflow, since it is at most
-2048 times the largest weight. The sum over tokens for the weight has no such bound (a frequent token), so
-it is accumulated in fp32. Overflow after multiplying by a loss scale shows as inf, which is what a dynamic
-loss scaler looks for.
+Half precision. Logits come out of the matrix product in the dtype of the weights and are widened to fp32 before the
+log-softmax. The gradient kept is that of the bare sum, so its entries are probabilities: in [-1, 1], and below fp16's
+smallest number (6e-8) they would vanish before any loss scale could save them. In fp16 they are therefore multiplied by
+1024 before they are rounded, and divided again, in fp32, when the incoming gradient is known: entries down to 6e-11
+survive, and no hidden gradient can overflow, since it is at most 2048 times the largest weight. The sum over tokens for
+the weight has no such bound (a frequent token), so it is accumulated in fp32. Overflow after multiplying by a loss
+scale shows as inf, which is what a dynamic loss scaler looks for.
 
 `cross_entropy_by_row` also gives each row's own sum, for reporting: the same losses, added up a second time, outside
 of the graph; the sum that is trained on is the same to the last bit.
@@ -63,9 +62,9 @@ def _add_weight_gradient(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
 
 def _chunk_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Logits [n, V], labels [n] -> losses [n, 1], log probabilities fp32 [n, V], trainable, label (0 if ignored)."""
-    trainable = (labels != IGNORE)[:, None]
-    target = labels.clamp(min=0)[:, None]
-    log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+    trainable = (labels != IGNORE)[:, None]  # [n, 1]
+    target = labels.clamp(min=0)[:, None]  # [n, 1]
+    log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32)  # [n, V]
     losses = -log_probabilities.gather(1, target).masked_fill_(~trainable, 0.0)
     return losses, log_probabilities, trainable, target
 
@@ -78,23 +77,25 @@ def _logits_gradient(log_probabilities: Tensor, trainable: Tensor, target: Tenso
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
+    """Of ``hidden`` [N, H], ``weight`` [V, H], ``labels`` [N], ``chunk`` rows at a time: the sum, and losses [N]."""
+
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
         ctx.scale = FP16_GRADIENT_SCALE if hidden.dtype == torch.float16 else 1.0
         wide = weight.float() if through_fp32(hidden) else weight
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        grad_hidden = torch.empty_like(hidden)  # [N, H]
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)  # [V, H]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         losses = torch.zeros(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[0], chunk):
             piece = slice(start, start + chunk)
-            part = hidden[piece].to(wide.dtype)
-            logits = product(part, wide).to(hidden.dtype)
+            part = hidden[piece].to(wide.dtype)  # [n, H]
+            logits = product(part, wide).to(hidden.dtype)  # [n, V]
             loss, log_probabilities, trainable, target = _chunk_loss(logits, labels[piece])
             total += loss.sum()
             losses[piece] = loss[:, 0]
             grad32 = _logits_gradient(log_probabilities, trainable, target, ctx.scale)
-            grad = grad32.to(hidden.dtype).to(wide.dtype)
+            grad = grad32.to(hidden.dtype).to(wide.dtype)  # [n, V]
             grad_hidden[piece] = input_gradient(grad, wide)
             _add_weight_gradient(grad_weight, grad, part)
         ctx.save_for_backward(grad_hidden, grad_weight)
@@ -127,12 +128,10 @@ def _loss_only(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> tu
 
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None = None) -> Tensor:
-    """Sum of the cross-entropy of ``hidden [..., H] @ weight [V, H].T`` against ``labels [...]`` (-100: not
-    trained).
+    """Sum of the cross-entropy of ``hidden [..., H] @ weight [V, H].T`` against ``labels [...]`` (-100: not trained).
 
-    ``chunk`` is the number of tokens whose logits exist at once (default: ``chunk_tokens``); it changes the
-    result by rounding only. A label outside the vocabulary is an error on a CPU and undefined on a GPU, as
-    in torch.
+    ``chunk`` is the number of tokens whose logits exist at once (default: ``chunk_tokens``); it changes the result by
+    rounding only. A label outside the vocabulary is an error on a CPU and undefined on a GPU, as in torch.
     """
     return _sum_and_losses(hidden, weight, labels.reshape(-1), chunk)[0]
 
@@ -153,13 +152,13 @@ def _rounded_up(trainable: Tensor) -> Tensor:
 
 
 def _sum_and_losses(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int | None) -> tuple[Tensor, Tensor]:
-    """The sum over labels [n], and the detached loss of each, fp32 [n], zero where nothing is trained."""
-    hidden, keep = hidden.reshape(-1, hidden.shape[-1]), None
+    """The sum over labels [N], and the detached loss of each, fp32 [N], zero where nothing is trained."""
+    hidden, keep = hidden.reshape(-1, hidden.shape[-1]), None  # [N, H]
     if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
         trainable = labels != IGNORE
         if not bool(trainable.all()):
             # Fine-tuning trains perhaps a third of the tokens: the others need no logits at all.
-            keep = _rounded_up(trainable)
+            keep = _rounded_up(trainable)  # boolean [N]
             hidden, labels = hidden[keep], labels[keep]
     chunk = chunk or chunk_tokens(hidden.device, weight.shape[0])
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):

@@ -1,18 +1,16 @@
-"""The pointwise-and-matmul pieces of the transformer, each in the fastest exact form for where it
-runs.
+"""The pointwise-and-matmul pieces of the transformer, each in the fastest exact form for where it runs.
 
 Contract: every function has one meaning, whatever form runs. Half precision in and out means fp32 inside,
 rounded once at the end. The hand-written gradients (``torch.autograd.Function``) exist for eager CPU runs,
 where each extra pass over memory is paid for; under ``torch.compile`` and on a GPU the plain formulas run,
 because compilers and fused kernels do better.
 
-Measured on two Ice Lake cores (no AVX512-BF16, no AMX), 4096x512 by 512x1408, forward: fp32 40 ms, bf16 172
-ms, fp16 600 ms, bf16 through fp32 46 ms. So half-precision products go through fp32 there: same
-accumulator, three to ten times the speed. On one EPYC core with AVX512-BF16 the same product runs at 88
-GFLOP/s in fp32 (backward 89 to 101), 217 in bf16 (195 to 217), 97 in bf16 through fp32: bf16 stays bf16
-there. One product for q, k and v, or for gate and up, is no faster at these sizes (208 to 213 against 217).
-fp32 products go to oneDNN: 250 GFLOP/s there, backward 190 to 250, where MKL, torch's own choice, gets 110.
-Weakness: gradients of these functions cannot themselves be differentiated.
+Measured on two Ice Lake cores (no AVX512-BF16, no AMX), 4096x512 by 512x1408, forward: fp32 40 ms, bf16 172 ms, fp16
+600 ms, bf16 through fp32 46 ms. So half-precision products go through fp32 there: same accumulator, three to ten times
+the speed. On one EPYC core with AVX512-BF16 the same product runs at 88 GFLOP/s in fp32 (backward 89 to 101), 217 in
+bf16 (195 to 217), 97 in bf16 through fp32: bf16 stays bf16 there. One product for q, k and v, or for gate and up, is no
+faster at these sizes (208 to 213 against 217). fp32 products go to oneDNN: 250 GFLOP/s there, backward 190 to 250,
+where MKL, torch's own choice, gets 110. Weakness: gradients of these functions cannot themselves be differentiated.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
-    """Gradient of ``product``'s ``x``, of ``grad`` [..., O]."""
+    """Gradient of ``product``'s ``x``, [..., I], of ``grad`` [..., O]."""
     return product(grad, weight.t())
 
 
@@ -116,23 +114,23 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(mean(x^2) + eps) over the last dimension, fp32 [..., 1]."""
+    """1 / sqrt(mean(x^2) + eps) over the last dimension of ``x`` [..., H]: fp32 [..., 1]."""
     mean_square: Tensor = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True).square_().div_(x.shape[-1])
     return mean_square.add_(eps).rsqrt_()
 
 
 def scaled(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
-    """``x * scale * weight`` in fp32, rounded once: RMSNorm, its ``scale`` known."""
+    """``x * scale * weight`` in fp32, rounded once: RMSNorm [..., H] with its ``scale`` [..., 1] known."""
     return (x.float() * scale).mul_(weight.float()).to(x.dtype)
 
 
 def rms_norm_gradients(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of RMSNorm's ``x`` and ``weight``; ``scale`` is ``inverse_rms`` of ``x``."""
-    x32, grad32, weight32 = x.float(), grad.float(), weight.float()
-    product = (grad32 * x32).flatten(0, -2)  # [N, D]
-    grad_weight = scale.view(1, -1) @ product  # sum over rows of grad * x / rms
-    along = (product @ weight32).view_as(scale)  # [..., 1], how far the gradient points along x
-    grad_x = (grad32 * weight32).mul_(scale)
+    """Gradients of RMSNorm's ``x`` [..., H] and ``weight`` [H]; ``scale`` [..., 1] is ``inverse_rms`` of ``x``."""
+    x32, grad32, weight32 = x.float(), grad.float(), weight.float()  # [..., H], [..., H], [H]
+    pointwise = (grad32 * x32).flatten(0, -2)  # [N, H]
+    grad_weight = scale.view(1, -1) @ pointwise  # [1, H], sum over rows of grad * x / rms
+    along = (pointwise @ weight32).view_as(scale)  # [..., 1], how far the gradient points along x
+    grad_x = (grad32 * weight32).mul_(scale)  # [..., H]
     grad_x.addcmul_(x32, along * scale.pow(3), value=-1.0 / x.shape[-1])
     return grad_x.to(x.dtype), grad_weight.view(-1).to(weight.dtype)
 
@@ -148,15 +146,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rope_tables(
     position_ids: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the rotary angles: ``position_ids [B, T]`` -> two fp32 ``[B, T, 1, head_dim]``.
+    """Cosine and sine of the rotary angles: ``position_ids [B, T]`` -> two fp32 ``[B, T, 1, D]``.
 
-    Each half of the channels has all angles; the first half's sines are negated, as ``rotate`` wants them.
-    Computed at each forward (about a thousandth of it) rather than kept as buffers: nothing to be cast to
-    half by ``module.half()``, to be lost in a meta-device build, or to bound the length. The formula is
-    Hugging Face Llama's. ``scaling``: see rope.py; YaRN's factor of the attention is in both tables.
+    Each half of the channels has all angles; the first half's sines are negated, as ``rotate`` wants them. Computed at
+    each forward (about a thousandth of it) rather than kept as buffers: nothing to be cast to half by
+    ``module.half()``, to be lost in a meta-device build, or to bound the length. The formula is Hugging Face Llama's.
+    ``scaling``: see rope.py; YaRN's factor of the attention is in both tables.
     """
-    frequencies = inverse_frequencies(head_dim, theta, scaling, position_ids.device)
-    angles = (position_ids[..., None].float() * frequencies).unsqueeze(2)
+    frequencies = inverse_frequencies(head_dim, theta, scaling, position_ids.device)  # [D / 2]
+    angles = (position_ids[..., None].float() * frequencies).unsqueeze(2)  # [B, T, 1, D / 2]
     cos, sin = angles.cos(), angles.sin()
     if scaling is not None and (factor := attention_factor(scaling)) != 1.0:
         cos, sin = cos * factor, sin * factor
@@ -164,7 +162,7 @@ def rope_tables(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    wide = x.float()
+    wide = x.float()  # [B, T, heads, D]
     # The roll puts each half where the other was: fewer passes than to turn the halves apart and join them.
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
@@ -204,18 +202,18 @@ class _SwiGlu(torch.autograd.Function):
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """``silu(gate) * up`` without autograd."""
+    """``silu(gate) * up`` [..., I] without autograd."""
     return F.silu(gate).mul_(up)
 
 
 def swiglu_gradients(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of ``gate`` and ``up``."""
+    """Gradients of ``gate`` and ``up``, all [..., I]."""
     grad_up = F.silu(gate).mul_(grad)
     return silu_gradient(grad * up, gate), grad_up
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """``silu(gate) * up``, elementwise."""
+    """``silu(gate) * up``, elementwise, [..., I]."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return apply(_SwiGlu, gate, up)
     return F.silu(gate) * up

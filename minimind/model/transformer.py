@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,10 +60,20 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def projected(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
-        """The linear ``layers`` of the normed ``x``; in eager training on a CPU the normed ``x`` is not kept."""
-        products = normed_projections(x, self.weight, self.eps, [layer.weight for layer in layers])
-        return tuple(layer.shifted(product) for layer, product in zip(layers, products, strict=True))
+
+class Normed(NamedTuple):
+    """The residual stream ``x`` [B, T, H] for linear layers that read its ``norm``: ``project`` computes both."""
+
+    x: Tensor
+    norm: RMSNorm
+
+
+def project(normed: Normed, *layers: Linear) -> tuple[Tensor, ...]:
+    """The linear ``layers`` of the normed stream, [B, T, out] each. Not a tensor before: eager training on a CPU then
+    keeps the stream alone, and norms it again in the backward pass (model/cpu/recompute.py)."""
+    weights = [layer.weight for layer in layers]
+    products = normed_projections(normed.x, normed.norm.weight, normed.norm.eps, weights)
+    return tuple(layer.shifted(product) for layer, product in zip(layers, products, strict=True))
 
 
 class Attention(nn.Module):
@@ -80,15 +91,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, norm: RMSNorm, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
-        projected = norm.projected(x, self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (y.view(*x.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
+    def forward(self, x: Normed, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
+        projected = project(x, self.q_proj, self.k_proj, self.v_proj)  # [B, T, heads * D], twice [B, T, kv_heads * D]
+        q, k, v = (y.view(*y.shape[:2], -1, self.head_dim) for y in projected)  # [B, T, heads or kv_heads, D]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, tables), rotate(k, tables)
         if cache is not None:
-            k, v = cache.append(self.index, k, v)
-        out: Tensor = self.o_proj(attention.attend(plan, q, k, v).flatten(2))
+            k, v = cache.append(self.index, k, v)  # [B, S, kv_heads, D]
+        attended = attention.attend(plan, q, k, v)  # [B, T, heads, D]
+        out: Tensor = self.o_proj(attended.flatten(2))  # [B, T, H]
         return out
 
 
@@ -101,9 +113,9 @@ class MLP(nn.Module):
         self.up_proj = Linear(config.hidden_size, config.intermediate_size)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        gate, up = norm.projected(x, self.gate_proj, self.up_proj)
-        return swiglu_down(gate, up, self.down_proj.weight)
+    def forward(self, x: Normed) -> Tensor:
+        gate, up = project(x, self.gate_proj, self.up_proj)  # [B, T, I]
+        return swiglu_down(gate, up, self.down_proj.weight)  # [B, T, H]
 
 
 class Layer(nn.Module):
@@ -117,8 +129,8 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, tables: Tables, plan: AttentionPlan, cache: KVCache | None) -> Tensor:
-        x = x + self.self_attn(x, self.input_layernorm, tables, plan, cache)
-        added: Tensor = self.mlp(x, self.post_attention_layernorm)
+        x = x + self.self_attn(Normed(x, self.input_layernorm), tables, plan, cache)  # [B, T, H]
+        added: Tensor = self.mlp(Normed(x, self.post_attention_layernorm))
         return x + added
 
 
@@ -156,8 +168,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """N(0, initializer_range); what writes to the residual stream scaled by 1/sqrt(2 * layers); norms
-        1, biases 0.
+        """N(0, initializer_range); what writes to the residual stream scaled by 1/sqrt(2 * layers); norms 1, biases 0.
 
         Deterministic in ``seed``, the same on every device, and without touching the global random state.
         """
@@ -200,10 +211,10 @@ class Transformer(nn.Module):
         else:
             dtype, head_dim = self.output_weight.dtype, self.config.head_dim
             plan = attention.plan(document_ids, self.attention_backend, dtype, head_dim)
-            positions = torch.arange(length, device=input_ids.device)[None]
+            positions = torch.arange(length, device=input_ids.device)[None]  # [1, T]
         positions = positions if position_ids is None else position_ids
-        tables = self.rope_tables(positions)
-        x = self.model.embed_tokens(input_ids)
+        tables = self.rope_tables(positions)  # two [B or 1, T, 1, D]
+        x = self.model.embed_tokens(input_ids)  # [B, T, H]
         for layer in self.model.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, tables, plan, cache, use_reentrant=False)
@@ -231,7 +242,7 @@ class Transformer(nn.Module):
         (default: 0 .. T-1, or the cache's next positions). ``document_ids`` [B, T]: tokens attend causally
         within a run of equal ids (default: one document a row); not used with ``cache``.
         """
-        hidden = self.hidden_states(input_ids, position_ids, document_ids, cache)
+        hidden = self.hidden_states(input_ids, position_ids, document_ids, cache)  # [B, T, H]
         if labels is not None and by_row:
             return cross_entropy_by_row(hidden, self.output_weight, labels)
         if labels is not None:
@@ -250,12 +261,10 @@ class Transformer(nn.Module):
         return KVCache(shape, self.config.num_hidden_layers, weight.dtype, weight.device, starts)
 
     def flops_per_token(self, length: int) -> float:
-        """Training FLOPs of one token in a document of ``length``: 6 x parameters + 6 x layers x heads x D
-        x length.
+        """Training FLOPs of one token in a document of ``length``: 6 x parameters + 6 x layers x heads x D x length.
 
-        Convention: backward counts twice the forward, a multiply-add counts 2, recomputation does not
-        count, and only the causal half of attention does. An untied input embedding is a look-up, not a
-        product. 26M at 512: 1.68e8.
+        Convention: backward counts twice the forward, a multiply-add counts 2, recomputation does not count, and only
+        the causal half of attention does. An untied input embedding is a look-up, not a product. 26M at 512: 1.68e8.
         """
         config = self.config
         lookup = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size

@@ -6,12 +6,11 @@ Contract
     text   Ordinary text never gives one of the first six ids, whatever it spells; the chat template does.
     exact  ``decode(encode(text)) == text`` for every string without lone surrogates (those: ValueError).
 
-SentencePiece writes a space as U+2581 inside its pieces, so a real U+2581 would come back as a space. Here
-a real one is encoded as its three UTF-8 byte pieces, and decoding goes through a table of bytes per id
-instead of SentencePiece's own decoder. No learned piece holds a line break (training cuts at them), so the
-ids on the two sides of a line break do not depend on each other. That lets the chat template encode "role,
-line break, content" piece by piece and still agree with anyone who encodes the whole string; letting pieces
-cross line breaks would save about 3% of the tokens.
+SentencePiece writes a space as U+2581 inside its pieces, so a real U+2581 would come back as a space. Here a real one
+is encoded as its three UTF-8 byte pieces, and decoding goes through a table of bytes per id instead of SentencePiece's
+own decoder. No learned piece holds a line break (training cuts at them), so the ids on the two sides of a line break do
+not depend on each other. That lets the chat template encode "role, line break, content" piece by piece and still agree
+with anyone who encodes the whole string; letting pieces cross line breaks would save about 3% of the tokens.
 
 Known weakness: characters rarer than ``character_coverage`` cost one token per UTF-8 byte.
 """
@@ -150,8 +149,7 @@ class Tokenizer:
     def encode_marked(self, text: str) -> list[int]:
         """As `encode`, but ``<|im_start|>`` and ``<|im_end|>`` in the text become their ids.
 
-        Only for files written with them on purpose (``--allow-special``): elsewhere they are ordinary
-        characters.
+        Only for files written with them on purpose (``--allow-special``): elsewhere they are ordinary characters.
         """
         ids: list[int] = []
         for part in re.split(f"({re.escape(IM_START)}|{re.escape(IM_END)})", text):
@@ -162,8 +160,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], with_special: bool = False) -> str:
         """The text of the ids. Control ids are left out, or spelled (``<|im_end|>``) with `with_special`.
 
-        Bytes that are not UTF-8 (a model may generate them) become U+FFFD.
-        ValueError for an id outside the vocabulary.
+        Bytes that are not UTF-8 (a model may generate them) become U+FFFD. ValueError for an id outside the vocabulary.
         """
         table = self._codec.special_bytes if with_special else self._codec.text_bytes
         try:

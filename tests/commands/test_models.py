@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from minimind import cli
 from minimind.base.errors import UserError
 from minimind.commands.models import evaluate_file, export_hf, export_model, samples_of_step, train_tokenizer_on
 from minimind.config.model import ModelConfig
+from minimind.data.records.options import ReadingOptions
 from minimind.data.store.batches import Batches
 from minimind.data.store.prepare import prepare
 from minimind.data.store.store import TokenStore
@@ -81,12 +83,11 @@ def test_evaluation_reads_any_file_that_preparing_reads(corpus: Path, tmp_path: 
     folder.mkdir()
     rows = [json.dumps({"body": text}, ensure_ascii=False) for text in texts]
     (folder / "odd.jsonl").write_bytes("\n".join([*rows, '{"body": null}']).encode("gb18030"))
-    found = evaluate_file(
-        corpus / "model", [folder], None, ROW, 8, text_field="body", encoding="gb18030", skip_bad=True
-    )
+    reading = ReadingOptions(text_field="body", encoding="gb18030")
+    found = evaluate_file(corpus / "model", [folder], None, ROW, 8, reading=replace(reading, skip_bad=True))
     assert found == expected
     with pytest.raises(UserError, match=r'odd\.jsonl:201: "body" is null'):
-        evaluate_file(corpus / "model", [folder], None, ROW, 8, text_field="body", encoding="gb18030")
+        evaluate_file(corpus / "model", [folder], None, ROW, 8, reading=reading)
 
 
 BAD = ['{"text": null}', '{"body": "sea"}', "not json"]
@@ -102,13 +103,13 @@ def test_a_tokenizer_accounts_for_every_line(tmp_path: Path, capsys: pytest.Capt
     for line, reason in ((302, '"text" is null'), (303, "no known format (fields: body)"), (304, "not JSON")):
         assert f"{path}:{line}: {reason}" in str(caught.value)
     assert not output.exists()
-    assert Tokenizer.load(train_tokenizer_on([path], output, 300, skip_bad=True)).vocab_size == 300
+    assert Tokenizer.load(train_tokenizer_on([path], output, 300, ReadingOptions(skip_bad=True))).vocab_size == 300
     said = capsys.readouterr().err
     assert "learned from 300 of 303 records" in said
     left_out = [json.loads(line)["line"] for line in (tmp_path / "deep" / "tokenizer.rejected.jsonl").open()]
     assert left_out == [302, 303, 304]
     with pytest.raises(UserError, match=r"3 of 303 records read are bad \(the limit is 0.5%\)"):
-        train_tokenizer_on([path], output, 300, skip_bad=True, max_bad_ratio=0.005)
+        train_tokenizer_on([path], output, 300, ReadingOptions(skip_bad=True, max_bad_ratio=0.005))
 
 
 def test_export_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:

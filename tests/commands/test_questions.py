@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from minimind.base.errors import UserError
 from minimind.commands.questions import Answer, answers_table, ask_questions, read_conversations
+from minimind.inference.sampling import Sampling
 from minimind.text.chat import Turn, prompt_ids
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -38,9 +38,9 @@ def prompts(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> list[list[
     """Replaces generation by a model that answers "2" to everything; returns the prompts that it gets."""
     seen: list[list[int]] = []
 
-    def answer(model: object, prompt: Sequence[int], **options: Any) -> Iterator[int]:
-        assert options["temperature"] == 0
-        assert tokenizer.im_end_id in options["stop_ids"]
+    def answer(model: object, prompt: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]) -> Iterator[int]:
+        assert sampling.temperature == 0
+        assert tokenizer.im_end_id in stop_ids
         seen.append(list(prompt))
         yield from tokenizer.encode("2")
 

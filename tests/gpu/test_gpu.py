@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from minimind.base.hardware import detect
-from minimind.inference.generation import generate
+from minimind.inference.generation import Sampling, generate
 from minimind.model import attention
 from minimind.model.cuda import AMPERE, varlen_kernel, varlen_runs
 from minimind.model.transformer import ModelConfig, Transformer
@@ -97,7 +97,7 @@ def test_greedy_answers_are_those_of_full_forwards(dtype: torch.dtype) -> None:
     """The cache on the GPU against no cache on the GPU, in the same precision; near ties may fall either way."""
     model = Transformer(CONFIG, seed=3).to(DEVICE, dtype).eval()
     prompt = rows()[0][0, :20].tolist()
-    answer = list(generate(model, prompt, 16, temperature=0))
+    answer = list(generate(model, prompt, Sampling(16, temperature=0)))
     with torch.no_grad():
         logits = model(torch.tensor([prompt + answer], device=DEVICE))[0, len(prompt) - 1 : -1].float()
     chosen = logits.gather(1, torch.tensor(answer, device=DEVICE)[:, None])[:, 0]

@@ -12,6 +12,7 @@ import httpx
 
 from minimind.inference.app import make_app
 from minimind.inference.listener import make_server
+from minimind.inference.sampling import Sampling
 from minimind.inference.server import listen
 from minimind.text.tokenizer import Tokenizer
 from tests.waiting import PATIENCE
@@ -59,13 +60,13 @@ class Speech:
         self.calls: list[dict[str, Any]] = []
         self.said = self.active = self.most_active = 0
 
-    def __call__(self, model: Any, prompt: list[int], count: int, **options: Any) -> Iterator[int]:
-        self.calls.append({"prompt": prompt, "count": count, **options})
+    def __call__(self, model: Any, prompt: list[int], sampling: Sampling, **options: Any) -> Iterator[int]:
+        self.calls.append({"prompt": prompt, **vars(sampling), **options})
         self.active += 1
         self.most_active = max(self.active, self.most_active)
         try:
             while True:
-                for token in self.ids[:count]:
+                for token in self.ids[: sampling.max_new_tokens]:
                     self.said += 1
                     time.sleep(0.002)
                     yield token

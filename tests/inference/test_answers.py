@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minimind.inference import answers
 from minimind.inference.answers import Piece, Question, Speaker, StopText, pieces
-from minimind.inference.terminal import Sampling
+from minimind.inference.sampling import Sampling
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ import torch
 
 from minimind.inference import answers, generation
 from minimind.inference.answers import Speaker
-from minimind.inference.generation import generate
+from minimind.inference.generation import Sampling, generate
 from minimind.model.transformer import Transformer
 from minimind.text.chat import Turn, prompt_ids
 from minimind.text.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE, wait_for  # noqa: E402
 def test_a_chat_answer_is_what_generate_makes(api: Running, model: Transformer, tokenizer: Tokenizer) -> None:
     prompt = prompt_ids([Turn("system", "be brief"), Turn("user", "hello 你好")], tokenizer)
     stops = {tokenizer.im_end_id, tokenizer.eos_id}
-    expected = list(generate(model, prompt, 30, temperature=1.0, top_p=0.9, top_k=50, stop_ids=stops, seed=5))
+    expected = list(generate(model, prompt, Sampling(30, temperature=1.0, top_p=0.9, top_k=50, seed=5), stop_ids=stops))
     parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "你好"}]
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
     reply = api.post(CHAT, messages=messages, max_tokens=30, temperature=1, top_k=50, seed=5, model="tiny").json()
@@ -77,7 +77,7 @@ def test_a_chat_answer_ends_where_the_model_ends_it(
 
 def test_a_completion_goes_on_from_bos_and_text(api: Running, model: Transformer, tokenizer: Tokenizer) -> None:
     prompt = [tokenizer.bos_id, *tokenizer.encode("The river")]
-    expected = list(generate(model, prompt, 12, temperature=0, stop_ids=[tokenizer.eos_id]))
+    expected = list(generate(model, prompt, Sampling(12, temperature=0), stop_ids=[tokenizer.eos_id]))
     for text in ("The river", ["The river"]):
         reply = api.post(COMPLETIONS, prompt=text, max_tokens=12, temperature=0).json()
         assert reply["choices"][0]["text"] == tokenizer.decode(expected)

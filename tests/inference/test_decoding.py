@@ -20,7 +20,7 @@ from minimind.inference.decoding import (
     half_exponent,
     laid_out,
 )
-from minimind.inference.generation import generate
+from minimind.inference.generation import Sampling, generate
 from minimind.model.transformer import KVCache, ModelConfig, RMSNorm, Transformer
 
 CONFIG = ModelConfig.preset(
@@ -139,16 +139,16 @@ def test_weights_are_kept_until_one_changes() -> None:
     model = Transformer(CONFIG, seed=1).eval()
     first = laid_out(model)
     assert laid_out(model) is first
-    before = list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0))
+    before = list(generate(model, [1, 9, 8], Sampling(PAYS_FROM + 1, temperature=0)))
     other = Transformer(CONFIG, seed=1).eval()
     for changed in (model, other):
         with torch.no_grad():
             changed.model.layers[0].mlp.down_proj.weight.mul_(-1)
     # Stale weights would differ from before as well: the prompt is read by the model itself.
-    expected = list(generate(other, [1, 9, 8], PAYS_FROM + 1, temperature=0))
-    assert list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0)) == expected != before
+    expected = list(generate(other, [1, 9, 8], Sampling(PAYS_FROM + 1, temperature=0)))
+    assert list(generate(model, [1, 9, 8], Sampling(PAYS_FROM + 1, temperature=0))) == expected != before
     model.load_state_dict(Transformer(CONFIG, seed=1).state_dict(), assign=True)
-    assert list(generate(model, [1, 9, 8], PAYS_FROM + 1, temperature=0)) == before
+    assert list(generate(model, [1, 9, 8], Sampling(PAYS_FROM + 1, temperature=0))) == before
 
 
 def test_laid_out_weights_go_with_their_model() -> None:

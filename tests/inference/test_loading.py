@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,24 @@ def test_refusals_are_one_line(make: Any, words: str, tmp_path: Path, model: Tra
     with pytest.raises(UserError, match=words) as error:
         load_model(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_is_not_the_models_is_refused(
+    exported: Path, model: Transformer, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """As large as the model's or smaller, given or lying beside the weights: its ids would mean other pieces."""
+    backwards = [text[::-1] for text in TEXTS]
+    others = [train_tokenizer(backwards, tmp_path / str(size), size) for size in (295, 300)]
+    run = checkpoint(tmp_path / "stopped", model, tokenizer).parents[1]
+    (run / "tokenizer.model").write_bytes(tokenizer.model_bytes)
+    for other in others:
+        for path in (exported, run):
+            with pytest.raises(UserError, match=re.escape(f"{other}: not the tokenizer that {path}")):
+                load_model(path, tokenizer=other)
+    same = tmp_path / "same.model"
+    same.write_bytes(tokenizer.model_bytes)
+    assert_same(load_model(exported, tokenizer=same), model, tokenizer)
+    (exported / "tokenizer.model").write_bytes(others[0].read_bytes())
+    with pytest.raises(UserError, match="not the tokenizer that"):
+        load_model(exported)
+    assert_same(load_model(exported, tokenizer=same), model, tokenizer)

@@ -98,5 +98,5 @@ def test_what_a_request_leaves_out_is_as_minimind_chat_has_it(
     api.post(CHAT, **HELLO, max_completion_tokens=7)
     call = speech.calls[0]
     assert (call["temperature"], call["top_p"], call["top_k"]) == (0.7, 0.9, 0)
-    assert call["count"] == min(CHAT_TOKENS, POSITIONS - len(call["prompt"]))
-    assert speech.calls[1]["count"] == 7
+    assert call["max_new_tokens"] == CHAT_TOKENS
+    assert speech.calls[1]["max_new_tokens"] == 7

@@ -11,7 +11,8 @@ import pytest
 
 from minimind.base.errors import UserError
 from minimind.inference import terminal
-from minimind.inference.terminal import Sampling, chat_loop, continue_text, fitting
+from minimind.inference.sampling import Sampling
+from minimind.inference.terminal import chat_loop, continue_text, fitting
 from minimind.text.chat import Turn, prompt_ids
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -37,7 +38,7 @@ class Speaker:
         self.prompts: list[list[int]] = []
         self.options: list[dict[str, Any]] = []
 
-    def generate(self, model: Model, prompt: list[int], max_new_tokens: int, **options: Any) -> Iterator[int]:
+    def generate(self, model: Model, prompt: list[int], sampling: Sampling, **options: Any) -> Iterator[int]:
         self.prompts.append(prompt)
         self.options.append(options)
         for count, token in enumerate([*self.tokenizer.encode(self.texts.pop(0)), self.tokenizer.im_end_id]):
@@ -48,7 +49,7 @@ class Speaker:
 
 def use(monkeypatch: pytest.MonkeyPatch, speaker: Speaker, model: Model | None = None) -> None:
     monkeypatch.setitem(sys.modules, "minimind.inference.generation", speaker)  # type: ignore[arg-type]
-    monkeypatch.setattr(terminal, "_load", lambda path: (model or Model(), speaker.tokenizer))
+    monkeypatch.setattr(terminal, "_load", lambda path, tokenizer: (model or Model(), speaker.tokenizer))
 
 
 def talk(*lines: str | BaseException) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minimind.base.errors import UserError
-from minimind.inference.generation import generate
+from minimind.inference.generation import Sampling, generate
 from minimind.interop.gguf import gguf_name, save_gguf
 from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.chat import JINJA, Turn, prompt_ids
@@ -216,7 +216,7 @@ def llama_cpp_agrees(model: Transformer, tmp_path: Path, tokenizer: Tokenizer, d
     if dtype != "f32":  # rounded activations may turn a near tie
         return
     stops = [tokenizer.eos_id, tokenizer.im_end_id]
-    answers = [list(generate(model, ids, 40, temperature=0, stop_ids=stops)) for ids in prompts]
+    answers = [list(generate(model, ids, Sampling(40, temperature=0), stop_ids=stops)) for ids in prompts]
     assert sum(map(len, answers)) > 40
     for mine, answer in zip(answers, theirs["answers"], strict=True):
         assert mine == (answer[:-1] if answer[-1] in stops else answer)

@@ -1,8 +1,7 @@
 """The statistics behind `minimind check`: what is in these files, how it would train, and each bad line.
 
-Contract: every file is read to its end with the same code that prepares it, so what `check` counts is what a
-store holds. A file that can't be read as a whole is part of the report, not the end of it. Memory: a few
-numbers a document.
+Contract: every file is read to its end with the same code that prepares it, so what `check` counts is what a store
+holds. A file that can't be read as a whole is part of the report, not the end of it. Memory: a few numbers a document.
 
 Known weakness: one thread. On large corpora it runs at about a third of the speed of `prepare`.
 """
@@ -14,6 +13,7 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from minimind.data.check.report import CheckReport, FileReport
 from minimind.data.check.statistics import SCRIPTS, Duplicates, count_scripts, percentiles
 from minimind.data.read import streams
 from minimind.data.read.sources import Chunk, Record, Source, chunks_of, container, expand
-from minimind.data.records.conversations import Conversation, Fields, Kind, detect_format
+from minimind.data.records.conversations import Conversation, Kind, detect_format
 from minimind.data.records.encoding import (
     Document,
     Options,
@@ -35,6 +35,7 @@ from minimind.data.records.encoding import (
     kind_of_first,
     note_unread,
 )
+from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.records.unread import Unread
 from minimind.data.store.packing import pack
 from minimind.text.tokenizer import Tokenizer
@@ -49,12 +50,9 @@ def check_files(
     kind: Kind | None = None,
     max_seq_length: int = ROW_LENGTH,
     *,
-    fields: Fields | None = None,
-    encoding: str | None = None,
-    allow_special: bool = False,
+    reading: ReadingOptions = BY_CONTENT,
 ) -> CheckReport:
     """Read all files. ``kind`` None: each file by its first record. ``UserError`` only for names without a file."""
-    fields = fields or Fields()
     with tempfile.TemporaryDirectory(prefix="minimind-check-") as spool:
         sources, ignored = expand(files, Path(spool))
         reports, digests = [], []
@@ -62,14 +60,8 @@ def check_files(
             report = FileReport(source.name)
             try:
                 digests.append(array("Q"))
-                digests[-1] = _check(
-                    source,
-                    report,
-                    tokenizer,
-                    kind=kind,
-                    options=Options("pretrain", max_seq_length, fields, allow_special),
-                    encoding=encoding,
-                )
+                options = Options(kind or "pretrain", max_seq_length, reading)
+                digests[-1] = _check(source, report, tokenizer, kind, options)
             except UserError as error:
                 report.error = str(error)
             reports.append(report)
@@ -78,21 +70,17 @@ def check_files(
 
 
 def _check(
-    source: Source,
-    report: FileReport,
-    tokenizer: Tokenizer | None,
-    kind: Kind | None,
-    options: Options,
-    encoding: str | None,
+    source: Source, report: FileReport, tokenizer: Tokenizer | None, kind: Kind | None, options: Options
 ) -> array[int]:
-    """Fill in the report; returns the digests of the documents."""
-    head = streams.inspect(source.path, source.name, encoding)
-    report.container = container(head, options.fields.format)
-    report.compression, report.encoding, report.encoding_confidence = (head.compression, head.encoding, head.confidence)
-    chunks = chunks_of(head, options.fields.format, options.fields.columns)
+    """Fill in the report; returns the digests of the documents. ``kind`` None: by the first record."""
+    reading = options.reading
+    head = streams.inspect(source.path, source.name, reading.encoding)
+    report.container = container(head, reading.format)
+    report.compression, report.encoding, report.encoding_confidence = head.compression, head.encoding, head.confidence
+    chunks = chunks_of(head, reading.format, reading.fields.columns)
     first = next(chunks, None)
-    report.kind = kind or (first and kind_of_first(first.records(), options.fields)) or "pretrain"
-    options = Options(report.kind, options.max_seq_length, options.fields, options.allow_special)
+    report.kind = kind or (first and kind_of_first(first.records(), reading.fields)) or "pretrain"
+    options = replace(options, kind=report.kind)
     text, tokens = _TextFigures(report, options), _TokenFigures(report, options)
     try:
         for chunk in itertools.chain([first] if first else [], chunks):
@@ -129,12 +117,12 @@ class _TextFigures:
             self._report.records += 1
             if isinstance(record.value, dict):
                 self._fields.update(str(key)[:40] for key in itertools.islice(record.value, 20))
-            document = document_of(record, self._options.kind, self._options.fields)
+            document = document_of(record, self._options.kind, self._options.reading.fields)
             if isinstance(document, Reject):
                 self.reject(document)
                 continue
-            self._formats[detect_format(record.value, self._options.kind, self._options.fields)] += 1
-            note_unread(self._unread, record, document, self._options.fields)
+            self._formats[detect_format(record.value, self._options.kind, self._options.reading.fields)] += 1
+            note_unread(self._unread, record, document, self._options.reading.fields)
             self._document(document)
             usable.append(record)
         return usable

@@ -1,13 +1,11 @@
-"""What a corpus is like: scripts, lengths, exact and near duplicates. Streaming; memory per document is a few
-numbers.
+"""What a corpus is like: scripts, lengths, exact and near duplicates. Streaming; memory per document is a few numbers.
 
 Near duplicates: texts are reduced to their letters and digits in lower case, cut into overlapping pieces of 8
 characters and described by a MinHash of 16 values in 4 bands (Broder 1997; Leskovec et al., Mining of Massive
 Datasets, ch. 3). A document is a near duplicate when it shares a band with an earlier one and at least 12 of
 the 16 values, which estimates that three quarters of the pieces are the same.
 
-Known weakness: near duplicates are looked for among the first 200,000 documents only, which bounds the
-memory.
+Known weakness: near duplicates are looked for among the first 200,000 documents only, which bounds the memory.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from minimind.base.defaults import ROW_LENGTH
 from minimind.data.read.sources import Chunk, Record
 from minimind.data.records.conversations import Conversation, Fields, Kind, detect_format, to_document, unread_fields
+from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.records.unread import Unread
 from minimind.data.records.values import BadRecord
 from minimind.text.chat import ROLES, Fitted, Turn, fit, is_answer
@@ -42,8 +43,7 @@ class Options:
 
     kind: Kind
     max_seq_length: int = ROW_LENGTH
-    fields: Fields = field(default_factory=Fields)
-    allow_special: bool = False
+    reading: ReadingOptions = BY_CONTENT
 
 
 class Document(NamedTuple):
@@ -112,7 +112,7 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encode
     texts: list[tuple[int, str]] = []
     for record in chunk.records():
         encoded.counts.records += 1
-        document = document_of(record, options.kind, options.fields)
+        document = document_of(record, options.kind, options.reading.fields)
         if isinstance(document, Reject):
             encoded.rejects.append(document)
             continue
@@ -120,8 +120,8 @@ def encode_chunk(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encode
             texts.append((record.line, document))
         elif not _add_conversation(encoded, document, record, tokenizer, options.max_seq_length):
             continue
-        note_unread(encoded.unread, record, document, options.fields)
-    if options.allow_special:
+        note_unread(encoded.unread, record, document, options.reading.fields)
+    if options.reading.allow_special:
         _add_marked(encoded, texts, chunk.file, tokenizer)
     else:
         _add_texts(encoded, texts, tokenizer)

@@ -11,34 +11,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minimind.data.read.sources import Chunk, Source, expand, read_chunks
-from minimind.data.records.conversations import Conversation, Fields
+from minimind.data.records.conversations import Conversation
 from minimind.data.records.encoding import Encoded, Reject, between_marks, document_of, only_marks
+from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.records.rejects import Tally
 
 
-def read_texts(
-    files: Sequence[Path | str],
-    tally: Tally,
-    fields: Fields | None = None,
-    encoding: str | None = None,
-    allow_special: bool = False,
-) -> Iterator[str]:
+def read_texts(files: Sequence[Path | str], tally: Tally, reading: ReadingOptions = BY_CONTENT) -> Iterator[str]:
     """Every text in ``files`` (files, directories, globs, ``-``), in order and one at a time.
 
-    ``tally`` counts, and decides about bad records. ``allow_special``: the marks that texts were written with are left
-    out, since they are tokens of their own. Raises UserError for a file that can't be read as a whole.
+    ``tally`` counts, and decides about bad records. With ``allow_special`` the marks that texts were written with are
+    left out, since they are tokens of their own. Raises UserError for a file that can't be read as a whole.
     """
     with tempfile.TemporaryDirectory() as spool, tally:
         sources, _ = expand(files, Path(spool))
         for source in sources:
-            yield from _texts_of(source, tally, fields or Fields(), encoding, allow_special)
+            yield from _texts_of(source, tally, reading)
 
 
-def _texts_of(source: Source, tally: Tally, fields: Fields, encoding: str | None, allow_special: bool) -> Iterator[str]:
+def _texts_of(source: Source, tally: Tally, reading: ReadingOptions) -> Iterator[str]:
     seen = Encoded()
-    for chunk in read_chunks(source, fields.format, encoding, fields.columns):
+    for chunk in read_chunks(source, reading.format, reading.encoding, reading.fields.columns):
         seen.rejects.clear()
-        for text in _texts_in(chunk, seen, fields, allow_special):
+        for text in _texts_in(chunk, seen, reading):
             seen.counts.bytes += len(text.encode("utf-8"))
             yield text
         seen.counts.rejected += len(seen.rejects)
@@ -46,12 +41,12 @@ def _texts_of(source: Source, tally: Tally, fields: Fields, encoding: str | None
     tally.finish_source(source.name, seen.counts)
 
 
-def _texts_in(chunk: Chunk, seen: Encoded, fields: Fields, allow_special: bool) -> Iterator[str]:
+def _texts_in(chunk: Chunk, seen: Encoded, reading: ReadingOptions) -> Iterator[str]:
     """The chunk's texts; what is rejected is added to ``seen``."""
     for record in chunk.records():
         seen.counts.records += 1
-        document = document_of(record, None, fields)
-        if isinstance(document, str) and allow_special:
+        document = document_of(record, None, reading.fields)
+        if isinstance(document, str) and reading.allow_special:
             texts = between_marks(document)
             document = document if texts else only_marks(record.file, record.line, document)
         else:

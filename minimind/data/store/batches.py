@@ -1,11 +1,10 @@
 """Step number -> that step's micro-batches: a pure function of store, seed, step, rank and world size.
 
 An epoch is a permutation of the packed rows that depends on (seed, epoch) alone (with weighted sources a choice of
-rows, see mixture.py), and a step takes the next
-``rows_per_step = micro_batch_size * accumulation * world_size`` of them. Row j of a step goes to rank j mod
-world size, so the same rows are trained on in the same step however many ranks share them, and a resumed
-run needs to know the step number only. The last step of an epoch takes what is left; every rank still gets
-`accumulation` micro-batches of the same shape, filled up with empty rows, which add nothing to a summed
+rows, see mixture.py), and a step takes the next ``rows_per_step = micro_batch_size * accumulation * world_size`` of
+them. Row j of a step goes to rank j mod world size, so the same rows are trained on in the same step however many ranks
+share them, and a resumed run needs to know the step number only. The last step of an epoch takes what is left; every
+rank still gets `accumulation` micro-batches of the same shape, filled up with empty rows, which add nothing to a summed
 loss.
 
 Known weakness: those empty rows cost computation, at most one step an epoch.

@@ -1,10 +1,9 @@
 """Documents -> rows: pure functions over lengths, numpy only.
 
-A document of n tokens gives n - 1 predictions (inputs tokens[:-1], targets tokens[1:]); all lengths here
-count predictions. A document longer than a row is split into full rows and one rest. Pieces are packed
-best-fit decreasing: the longest piece goes first, each into the fullest row that still takes it. A piece is
-never split to fill a gap, so every prediction occurs exactly once and a short document always has its whole
-context.
+A document of n tokens gives n - 1 predictions (inputs tokens[:-1], targets tokens[1:]); all lengths here count
+predictions. A document longer than a row is split into full rows and one rest. Pieces are packed best-fit decreasing:
+the longest piece goes first, each into the fullest row that still takes it. A piece is never split to fill a gap, so
+every prediction occurs exactly once and a short document always has its whole context.
 
 Best fit is run over counts of equal lengths instead of single pieces, with the same result up to ties
 between equally full rows: after a piece of length L went into the fullest row that takes it, that row stays

@@ -32,15 +32,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from minimind.base.defaults import MAX_BAD_RATIO, ROW_LENGTH, Reasoning
+from minimind.base.defaults import ROW_LENGTH
 from minimind.base.display import complain
 from minimind.base.errors import UserError
 from minimind.base.files import is_directory
 from minimind.base.strict.json_text import read_json
 from minimind.data.read import streams
 from minimind.data.read.sources import Chunk, Source, chunks_of, container, expand, read_chunks, remove_spool
-from minimind.data.records.conversations import Fields, Kind
+from minimind.data.records.conversations import Kind
 from minimind.data.records.encoding import Counts, Options, encode_chunk, kind_of_first
+from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.records.rejects import Tally
 from minimind.data.records.unread import Unread, sentence
 from minimind.data.store.cache import Say, content_hash, locked
@@ -73,16 +74,9 @@ def prepare(
     kind: Kind | None = "pretrain",
     max_seq_length: int = ROW_LENGTH,
     *,
+    reading: ReadingOptions = BY_CONTENT,
     workers: int | None = None,
-    skip_bad: bool = False,
-    max_bad_ratio: float = MAX_BAD_RATIO,
     cache_dir: Path | None = None,
-    format: str | None = None,
-    text_field: str | None = None,
-    mapping: str | None = None,
-    encoding: str | None = None,
-    allow_special: bool = False,
-    reasoning: Reasoning = "train",
     say: Say = say_on_stderr,
 ) -> Path:
     """The path of a finished store of these files, made now or found. ``output`` names it; else it lies in the cache.
@@ -90,21 +84,11 @@ def prepare(
     ``kind`` None goes by the first record that is text or a conversation. Raises ``UserError`` for anything wrong with
     the files, the options or the disk.
     """
-    fields = Fields.parse(format, text_field, mapping, reasoning)
     cache = cache_dir or default_cache()
     with contextlib.ExitStack() as stack:
         sources = _gathered(files, cache, stack, say)
-        kind = kind or _kind_of(sources, fields, encoding)
-        options = Options(kind, max_seq_length, fields, allow_special)
-        job = Job(
-            tokenizer,
-            options,
-            skip_bad,
-            max_bad_ratio=max_bad_ratio,
-            encoding=encoding,
-            workers=workers or default_workers(),
-            say=say,
-        )
+        options = Options(kind or _kind_of(sources, reading), max_seq_length, reading)
+        job = Job(tokenizer, options, workers or default_workers(), say)
         hashes = [content_hash(source, cache) for source in sources]
         key = job.key([(Path(source.name).name, digest) for source, digest in zip(sources, hashes, strict=True)])
         store = output or room(cache, "stores") / f"{_slug(sources[0].name)}-{key[:16]}"
@@ -122,15 +106,12 @@ class Job:
 
     tokenizer: Tokenizer
     options: Options
-    skip_bad: bool
-    max_bad_ratio: float
-    encoding: str | None
     workers: int
     say: Say
 
     def key(self, sources: list[tuple[str, str]]) -> str:
         """A hash of all that decides what the store holds, or whether it may exist."""
-        options, fields = self.options, self.options.fields
+        options, reading = self.options, self.options.reading
         # Pretraining stores whole documents: their rows are cut later, whatever max_seq_length is.
         length = options.max_seq_length if options.kind == "sft" else None
         parts = [
@@ -139,13 +120,13 @@ class Job:
             self.tokenizer.fingerprint,
             options.kind,
             length,
-            fields.format,
-            sorted(fields.names.items()),
-            options.allow_special,
-            self.encoding,
-            self.skip_bad,
-            self.max_bad_ratio,
-            *([fields.reasoning] if fields.reasoning != "train" else []),
+            reading.format,
+            sorted(reading.fields.names.items()),
+            reading.allow_special,
+            reading.encoding,
+            reading.skip_bad,
+            reading.max_bad_ratio,
+            *([reading.reasoning] if reading.reasoning != "train" else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -155,20 +136,21 @@ class Job:
 
     def build(self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str, replace: bool) -> None:
         started = time.monotonic()
-        heads = [streams.inspect(source.path, source.name, self.encoding) for source in sources]
+        reading = self.options.reading
+        heads = [streams.inspect(source.path, source.name, reading.encoding) for source in sources]
         for head in heads:
-            if self.encoding is None and not head.encoding.startswith("utf-"):
+            if reading.encoding is None and not head.encoding.startswith("utf-"):
                 self.say(
                     f"{head.name}: read as {head.encoding.upper()} "
                     f"(confidence {head.confidence:.2f}; --encoding sets it)"
                 )
-        tally = Tally(self.skip_bad, self.max_bad_ratio, store.with_name(store.name + ".rejected.jsonl"))
+        tally = Tally(reading.skip_bad, reading.max_bad_ratio, store.with_name(store.name + ".rejected.jsonl"))
         writer = StoreWriter(store, self.tokenizer.vocab_size, self.options.kind, replace)
         unread = [Unread() for _ in heads]
         try:
             with tally:
                 for index, head in enumerate(heads):
-                    chunks = chunks_of(head, self.options.fields.format, self.options.fields.columns)
+                    chunks = chunks_of(head, reading.format, reading.fields.columns)
                     tally.finish_source(head.name, self._source(chunks, index, writer, tally, unread[index]))
             writer.finish(self._manifest(heads, hashes, key, tally, unread))
         except BaseException:
@@ -199,7 +181,7 @@ class Job:
             {
                 "path": head.name,
                 "sha256": digest,
-                "container": container(head, self.options.fields.format),
+                "container": container(head, self.options.reading.format),
                 "encoding": head.encoding,
                 "confidence": head.confidence,
                 **vars(counts),
@@ -214,7 +196,7 @@ class Job:
             "counts": vars(tally.total),
             "tokenizer": self.tokenizer.fingerprint,
             "max_seq_length": self.options.max_seq_length,
-            "allow_special": self.options.allow_special,
+            "allow_special": self.options.reading.allow_special,
         }
 
     def _report(self, store: Path, total: Counts, seconds: float) -> None:
@@ -247,8 +229,9 @@ def _gathered(files: Sequence[Path | str], cache: Path, stack: contextlib.ExitSt
     return sources
 
 
-def _kind_of(sources: Sequence[Source], fields: Fields, encoding: str | None) -> Kind:
+def _kind_of(sources: Sequence[Source], reading: ReadingOptions) -> Kind:
     """By the first record that is either; without one pretraining, whose rules then name every line."""
+    fields, encoding = reading.fields, reading.encoding
     chunks = (chunk for source in sources for chunk in read_chunks(source, fields.format, encoding, fields.columns))
     return kind_of_first((record for chunk in chunks for record in chunk.records()), fields) or "pretrain"
 

@@ -8,12 +8,11 @@
     source_line.npy  int64 [documents]: line in that file, 1-based
     bytes.npy        int32 [documents]: UTF-8 bytes of the text (for bits per byte)
 
-Contract: a store is finished or absent. It is built in a hidden sibling directory, every file is fsynced,
-the manifest comes last, and one rename makes it visible; killed at any moment it never looks complete, and
-a full disk leaves nothing behind. Contents are verified at the first opening and after each change (see
-store/files.py); else opening reads the manifest and the files' stat only, so it takes milliseconds at any
-size, and processes on one machine share the pages. Writing holds about a million tokens in memory, however
-large the store becomes.
+Contract: a store is finished or absent. It is built in a hidden sibling directory, every file is fsynced, the manifest
+comes last, and one rename makes it visible; killed at any moment it never looks complete, and a full disk leaves
+nothing behind. Contents are verified at the first opening and after each change (see store/files.py); else opening
+reads the manifest and the files' stat only, so it takes milliseconds at any size, and processes on one machine share
+the pages. Writing holds about a million tokens in memory, however large the store becomes.
 """
 
 from __future__ import annotations

@@ -80,18 +80,18 @@ def _exact_products(dtype: torch.dtype) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
-    """[T, heads, D] -> [key_heads, T * group, D]: the query heads that share a key head lie beside each other."""
-    return x.view(x.shape[0], key_heads, -1, x.shape[2]).transpose(0, 1).reshape(key_heads, -1, x.shape[2])
+def _by_key_head(x: Tensor, kv_heads: int) -> Tensor:
+    """[T, heads, D] -> [kv_heads, T * group, D]: the query heads that share a key head lie beside each other."""
+    return x.view(x.shape[0], kv_heads, -1, x.shape[2]).transpose(0, 1).reshape(kv_heads, -1, x.shape[2])
 
 
 def _by_token(x: Tensor, length: int) -> Tensor:
-    """The way back: [key_heads, T * group, D] -> [T, heads, D]."""
+    """The way back: [kv_heads, T * group, D] -> [T, heads, D]."""
     return x.view(x.shape[0], length, -1, x.shape[2]).transpose(0, 1).reshape(length, -1, x.shape[2])
 
 
 def _probabilities(q: Tensor, k: Tensor, block: QueryBlock, scale: float) -> Tensor:
-    """fp32 [key_heads, queries * group, keys], of q [key_heads, queries * group, D] and k [key_heads, keys, D]."""
+    """fp32 [kv_heads, queries * group, keys], of q [kv_heads, queries * group, D] and k [kv_heads, keys, D]."""
     with _exact_products(q.dtype):
         scores = torch.bmm(q.float(), k.float().transpose(1, 2))
     by_query = scores.view(len(scores), block.end - block.start, -1, scores.shape[2])
@@ -100,24 +100,24 @@ def _probabilities(q: Tensor, k: Tensor, block: QueryBlock, scale: float) -> Ten
 
 
 def _score_gradients(grad: Tensor, v: Tensor, probabilities: Tensor) -> Tensor:
-    """Of a block's scores, rounded as ``grad`` [key_heads, queries * group, D] is; v [key_heads, keys, D]."""
+    """Of a block's scores, rounded as ``grad`` [kv_heads, queries * group, D] is; v [kv_heads, keys, D]."""
     with _exact_products(grad.dtype):
         along = torch.bmm(grad.float(), v.float().transpose(1, 2))
     return softmax_gradient(along, probabilities).to(grad.dtype)
 
 
 class _BlockAttention(torch.autograd.Function):
-    """q [T, heads, D], k, v [T, key_heads, D] -> [T, heads, D]."""
+    """q [T, heads, D], k, v [T, kv_heads, D] -> [T, heads, D]."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[QueryBlock]) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.blocks = blocks
-        (length, heads, size), key_heads = q.shape, k.shape[1]
-        q, k, v = (_by_key_head(x, key_heads) for x in (q, k, v))
+        (length, heads, size), kv_heads = q.shape, k.shape[1]
+        q, k, v = (_by_key_head(x, kv_heads) for x in (q, k, v))
         out = torch.empty_like(q)
         for block in blocks:
-            queries, keys = block.queries(heads // key_heads), block.keys
+            queries, keys = block.queries(heads // kv_heads), block.keys
             probabilities = _probabilities(q[:, queries], k[:, keys], block, size**-0.5)
             out[:, queries] = torch.bmm(probabilities.to(q.dtype), v[:, keys])
         return _by_token(out, length)
@@ -126,12 +126,12 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         saved = ctx.saved_tensors  # once: under activation checkpointing each look would compute them again
-        (length, heads, size), key_heads = grad.shape, saved[1].shape[1]
-        q, k, v, grad = (_by_key_head(x, key_heads) for x in (*saved, grad))
+        (length, heads, size), kv_heads = grad.shape, saved[1].shape[1]
+        q, k, v, grad = (_by_key_head(x, kv_heads) for x in (*saved, grad))
         grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
         for block in ctx.blocks:
-            queries, keys = block.queries(heads // key_heads), block.keys
+            queries, keys = block.queries(heads // kv_heads), block.keys
             probabilities = _probabilities(q[:, queries], k[:, keys], block, size**-0.5)
             grad_v[:, keys] += torch.bmm(probabilities.to(q.dtype).transpose(1, 2), grad[:, queries])
             scores = _score_gradients(grad[:, queries], v[:, keys], probabilities)
@@ -149,6 +149,6 @@ class QueryBlocks:
     blocks: Sequence[QueryBlock]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[B, T, heads, D] and [B, T, key_heads, D] -> [B, T, heads, D]; made for bf16, exact in fp32 as well."""
+        """[B, T, heads, D] and [B, T, kv_heads, D] -> [B, T, heads, D]; made for bf16, exact in fp32 as well."""
         # All rows as one long row: documents never cross a row's end, so masking by document is enough.
         return apply(_BlockAttention, *(x.flatten(0, 1) for x in (q, k, v)), self.blocks).view(q.shape)

@@ -44,11 +44,11 @@ class _NormedProjections(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, gain, scale, *weights = ctx.saved_tensors
-        normed = scaled(x, scale, gain)
+        x, gain, scale, *weights = ctx.saved_tensors  # [..., H], [H], [..., 1], [O, H] each
+        normed = scaled(x, scale, gain)  # [..., H]
         grad_weights = [weight_gradient(grad, normed) for grad in grads]
         del normed
-        grad_normed = input_gradient(grads[0], weights[0])
+        grad_normed = input_gradient(grads[0], weights[0])  # [..., H]
         for grad, weight in zip(grads[1:], weights[1:], strict=True):
             grad_normed += input_gradient(grad, weight)
         return *rms_norm_gradients(grad_normed, x, gain, scale), None, *grad_weights
@@ -65,7 +65,7 @@ class _SwiGluDown(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gate, up, weight = ctx.saved_tensors
+        gate, up, weight = ctx.saved_tensors  # [..., I] twice, [H, I]
         grad_weight = weight_gradient(grad, gated(gate, up))
         return *swiglu_gradients(input_gradient(grad, weight), gate, up), grad_weight
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from minimind.base.command_lines import typed
 from minimind.base.findings import Finding
 from minimind.config.run import RunConfig
+from minimind.data.records.options import ReadingOptions
 from minimind.data.store.files import MANIFEST
 from minimind.data.store.store import TokenStore
 from minimind.training.run.setup import Data
-
-_READING = {"format": "--format", "text_field": "--text-field", "map": "--map", "encoding": "--encoding"}
 
 
 def held_out_findings(data: Data, config: RunConfig) -> list[Finding]:
@@ -49,10 +48,4 @@ def _check(config: RunConfig) -> str:
     files = [*config.train_paths, *config.eval_file]
     if not config.train_file or any((path / MANIFEST).is_file() or not path.exists() for path in files):
         return ""
-    words: list[object] = ["minimind", "check", *files]
-    for name, option in _READING.items():
-        if getattr(config, name) is not None:
-            words += [option, getattr(config, name)]
-    words += ["--reasoning", config.reasoning] if "reasoning" in config.explicit else []
-    words += ["--allow-special"] if config.allow_special else []
-    return f"; by file: {typed(*words)}"
+    return f"; by file: {typed('minimind', 'check', *files, *ReadingOptions.of(config).words())}"

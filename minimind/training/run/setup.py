@@ -15,6 +15,7 @@ from minimind.config.deepspeed import Resolved
 from minimind.config.run import RunConfig
 from minimind.data.check.overlap import Overlap, find_overlap
 from minimind.data.records.conversations import Kind
+from minimind.data.records.options import LIMITS, READING, ReadingOptions
 from minimind.data.store.batches import Batches
 from minimind.data.store.files import MANIFEST
 from minimind.data.store.mixture import Part
@@ -24,8 +25,6 @@ from minimind.text.tokenizer import Tokenizer
 from minimind.training.engine.schedule import Schedule
 from minimind.training.process.ranks import Control
 from minimind.training.run.cadence import evaluation_remark, evaluation_steps, usual_steps
-
-READING = frozenset({"format", "text_field", "map", "encoding", "allow_special", "reasoning"})  # how files are read
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,7 @@ def _tokenizer_command(config: RunConfig) -> str:
     output = config.output_dir.with_name(f"{config.output_dir.name}-tokenizer")
     words: list[object] = ["minimind", "train-tokenizer", *config.train_paths, "--output", output]
     words += ["--vocab-size", config.model.vocab_size]
-    for name in sorted(READING & config.explicit - {"allow_special"}):
-        words += [f"--{name.replace('_', '-')}", getattr(config, name)]
-    words += [f"--{name.replace('_', '-')}" for name in ("allow_special", "skip_bad") if getattr(config, name)]
+    words += ReadingOptions.of(config).words((*READING, *LIMITS))
     return f"{typed(*words)}`, then add --tokenizer {typed(output)}"
 
 
@@ -113,15 +110,8 @@ def _store(files: list[Path], tokenizer: Tokenizer, kind: Kind, config: RunConfi
         tokenizer,
         kind=kind,
         max_seq_length=config.max_seq_length,
+        reading=ReadingOptions.of(config),
         workers=config.num_workers,
-        skip_bad=config.skip_bad,
-        max_bad_ratio=config.max_bad_ratio,
-        format=config.format,
-        text_field=config.text_field,
-        mapping=config.map,
-        encoding=config.encoding,
-        allow_special=config.allow_special,
-        reasoning=config.reasoning,
     )
 
 
@@ -136,7 +126,7 @@ def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -
         problem = f"was made for {store.kind}, not for {kind}"
     elif kind == "sft" and made > config.max_seq_length:  # packing would cut conversations apart
         problem = f"was made for rows of {made}, longer than max_seq_length {config.max_seq_length}"
-    elif given := sorted(READING & config.explicit):
+    elif given := sorted(config.explicit.intersection(READING)):
         problem = f"is finished, so {', '.join(given)} can't apply to it"
     if problem:
         raise UserError(f"{path}: the store {problem}; prepare the files again, or name them instead")

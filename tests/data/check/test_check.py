@@ -16,7 +16,7 @@ from minimind.data.check.check import check_files
 from minimind.data.check.report import CheckReport, FileReport
 from minimind.data.check.statistics import SCRIPTS, Duplicates, count_scripts, minhash, percentiles
 from minimind.data.check.view import show
-from minimind.data.records.conversations import Fields
+from minimind.data.records.options import ReadingOptions
 from minimind.data.store.prepare import prepare
 from minimind.data.store.store import TokenStore
 from minimind.text.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ def test_counts_are_those_of_the_store(tmp_path: Path, tokenizer: Tokenizer) -> 
     rows += [talk("q", long), talk(long, "a"), {"conversations": None}, talk("q", "a", "r")]
     path = write(tmp_path / "a.jsonl", rows)
     report = only(check_files([path], tokenizer, max_seq_length=60))
-    options = {"kind": "sft", "max_seq_length": 60, "skip_bad": True, "max_bad_ratio": 0.5}
+    options = {"kind": "sft", "max_seq_length": 60, "reading": ReadingOptions(skip_bad=True, max_bad_ratio=0.5)}
     store = TokenStore.open(prepare([path], tokenizer, tmp_path / "store", cache_dir=tmp_path, **options))  # type: ignore[arg-type]
     counts = store.manifest["counts"]
     assert (report.kind, report.records, report.used, report.rejected) == (
@@ -145,7 +145,7 @@ def test_json_and_table(tmp_path: Path, tokenizer: Tokenizer) -> None:
 def test_maps_and_forced_kinds(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"q": "a", "a": "b"}])
     assert only(check_files([path])).rejected == 1
-    assert only(check_files([path], fields=Fields.parse(None, None, "prompt=q,answer=a"))).used == 1
+    assert only(check_files([path], reading=ReadingOptions(map="prompt=q,answer=a"))).used == 1
     assert only(check_files([write(tmp_path / "b.jsonl", [{"text": "x"}])], kind="sft")).rejected == 1
 
 

@@ -6,8 +6,11 @@ import pytest
 
 from minimind.data.read.sources import Chunk, Record
 from minimind.data.records.encoding import Encoded, Options, encode_chunk
+from minimind.data.records.options import ReadingOptions
 from minimind.text.chat import Turn, render
 from minimind.text.tokenizer import Tokenizer
+
+MARKED = Options("pretrain", reading=ReadingOptions(allow_special=True))
 
 
 def encode(tokenizer: Tokenizer, options: Options, *values: object) -> Encoded:
@@ -40,7 +43,7 @@ def test_trimmed_counts_conversations_not_turns(tokenizer: Tokenizer) -> None:
 
 def test_rejects_are_in_order_of_lines(tokenizer: Tokenizer) -> None:
     values = [{"text": "<s></s>"}, {"text": 3}, {"text": "<s>the sea</s>"}, {"text": "<|im_start|> <|im_end|>"}, {}]
-    encoded = encode(tokenizer, Options("pretrain", allow_special=True), *values)
+    encoded = encode(tokenizer, MARKED, *values)
     assert [reject.line for reject in encoded.rejects] == [1, 2, 4, 5]
     assert [document.line for document in encoded.documents] == [3]
 
@@ -56,5 +59,5 @@ def test_tokens_and_bytes_are_those_of_the_documents(tokenizer: Tokenizer) -> No
 
 def test_one_record_of_many_marked_texts_is_one_record_used(tokenizer: Tokenizer) -> None:
     text = "<|im_start|>the sea<|im_end|> <|im_start|>is calm<|im_end|>"
-    counts = encode(tokenizer, Options("pretrain", allow_special=True), {"text": text}, {"text": "of day"}).counts
+    counts = encode(tokenizer, MARKED, {"text": text}, {"text": "of day"}).counts
     assert (counts.records, counts.used, counts.documents) == (2, 2, 3)

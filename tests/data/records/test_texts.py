@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minimind.base.errors import UserError
-from minimind.data.records.conversations import Fields
+from minimind.data.records.options import ReadingOptions
 from minimind.data.records.rejects import Tally
 from minimind.data.records.texts import read_texts
 
@@ -37,8 +37,8 @@ def test_texts_and_every_turn_of_conversations_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "record", "expected"),
     [
-        ({"fields": Fields.parse(None, "body", None)}, {"body": "河", "text": None}, ["河"]),
-        ({"fields": Fields.parse(None, None, "prompt=p,answer=s")}, {"p": "河", "s": "水"}, ["河", "水"]),
+        ({"text_field": "body"}, {"body": "河", "text": None}, ["河"]),
+        ({"map": "prompt=p,answer=s"}, {"p": "河", "s": "水"}, ["河", "水"]),
         ({"encoding": "gb18030"}, {"text": "河水"}, ["河水"]),
         ({}, {"text": "<s>a</s> <s>b</s>"}, ["<s>a</s> <s>b</s>"]),
         ({"allow_special": True}, {"text": "<s>a</s> <s>b</s>"}, ["a", "b"]),
@@ -49,25 +49,24 @@ def test_options_mean_what_they_mean_to_prepare(
     tmp_path: Path, options: dict[str, Any], record: object, expected: list[str]
 ) -> None:
     path = write(tmp_path / "a.jsonl", record, encoding=options.get("encoding", "utf-8"))
-    assert list(read_texts([path], tally(tmp_path), **options)) == expected
+    assert list(read_texts([path], tally(tmp_path), ReadingOptions(**options))) == expected
 
 
 def test_lines_of_a_text_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n\nthree")
-    fields = Fields.parse("lines", None, None)
-    assert list(read_texts([tmp_path / "a.txt"], tally(tmp_path), fields)) == ["one", "two", "three"]
+    assert list(read_texts([tmp_path / "a.txt"], tally(tmp_path), ReadingOptions("lines"))) == ["one", "two", "three"]
 
 
 def test_bad_records_end_it_or_are_left_out_and_listed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"text": "one"}, {"text": None}, {"text": "<s></s>"}, {"text": "two"})
     with pytest.raises(UserError) as caught:
-        list(read_texts([path], tally(tmp_path), allow_special=True))
+        list(read_texts([path], tally(tmp_path), ReadingOptions(allow_special=True)))
     assert str(caught.value) == (
         "2 of 4 records read are bad (--skip-bad leaves them out):\n"
         f'  {path}:2: "text" is null, not a string\n  {path}:3: only special tokens, no text'
     )
     counted = tally(tmp_path, skip_bad=True)
-    assert list(read_texts([path], counted, allow_special=True)) == ["one", "two"]
+    assert list(read_texts([path], counted, ReadingOptions(allow_special=True))) == ["one", "two"]
     assert (counted.total.used, counted.total.rejected) == (2, 2)
     listed = [json.loads(line)["line"] for line in counted.quarantine.read_text().splitlines()]
     assert listed == [2, 3]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from minimind.data.check.check import check_files
+from minimind.data.records.options import ReadingOptions
 from minimind.data.records.unread import Unread, sentence, unread_of
 from minimind.data.store.prepare import not_read, prepare
 from minimind.data.store.store import TokenStore
@@ -32,8 +33,9 @@ def test_check_and_prepare_count_the_same_fields(tmp_path: Path, tokenizer: Toke
     expected = {"id": {"records": 2, "first": f"{path}:2"}, "url": {"records": 1, "first": f"{path}:4"}}
     assert check_files([path]).files[0].fields_not_read == expected
     said: list[str] = []
-    options = {"skip_bad": True, "max_bad_ratio": 0.5, "cache_dir": tmp_path, "say": said.append}
-    store = TokenStore.open(prepare([path], tokenizer, tmp_path / "store", **options))  # type: ignore[arg-type]
+    reading = ReadingOptions(skip_bad=True, max_bad_ratio=0.5)
+    made = prepare([path], tokenizer, tmp_path / "store", reading=reading, cache_dir=tmp_path, say=said.append)
+    store = TokenStore.open(made)
     assert [source["fields_not_read"] for source in store.manifest["sources"]] == [expected]
     line = f"id in 2 (first {path}:2), url in 1 (first {path}:4)"
     assert not_read(store.manifest["sources"]) == line and f"  fields not read: {line}" in said
@@ -44,6 +46,7 @@ def test_dropped_reasoning_is_another_store_and_is_counted(tmp_path: Path, token
     turns = [{"role": "user", "content": "sea"}, {"role": "assistant", "content": "sky", "reasoning_content": "day"}]
     path.write_text(json.dumps({"conversations": turns}))
     kept = TokenStore.open(prepare([path], tokenizer, kind="sft", cache_dir=tmp_path))
-    dropped = TokenStore.open(prepare([path], tokenizer, kind="sft", cache_dir=tmp_path, reasoning="drop"))
+    drop = ReadingOptions(reasoning="drop")
+    dropped = TokenStore.open(prepare([path], tokenizer, kind="sft", cache_dir=tmp_path, reading=drop))
     assert kept.num_trainable > dropped.num_trainable
     assert [store.manifest["counts"]["reasoning_dropped"] for store in (kept, dropped)] == [0, 1]

@@ -21,14 +21,16 @@ import pytest
 from minimind.base.errors import UserError
 from minimind.data.read.sources import Chunk, Record
 from minimind.data.records import rejects as tally
-from minimind.data.records.conversations import Fields
 from minimind.data.records.encoding import Options, encode_chunk, split_marked
+from minimind.data.records.options import ReadingOptions
 from minimind.data.store import prepare as module
 from minimind.data.store.prepare import prepare
 from minimind.data.store.store import StoreWriter, TokenStore
 from minimind.text.tokenizer import Tokenizer
 from tests.support import WORDS
 from tests.waiting import PATIENCE, wait_for
+
+AS_WRITTEN, LENIENT = ReadingOptions(allow_special=True), ReadingOptions(skip_bad=True, max_bad_ratio=1)
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_used_and_rejected_are_all_records_whatever_the_lines(
     lines = [draw.choice([good, good, *bad, "", "   "]) for _ in range(3000)]
     lines[0] = good
     path = write(tmp_path / "a.jsonl", "\n".join(lines))
-    store = prepare([path], tokenizer, cache_dir=cache, skip_bad=True, max_bad_ratio=1, workers=2, say=quiet)
+    store = prepare([path], tokenizer, cache_dir=cache, reading=LENIENT, workers=2, say=quiet)
     found = counts(store)
     filled = [number for number, line in enumerate(lines, 1) if line.strip()]
     assert found["records"] == len(filled) == found["used"] + found["rejected"]
@@ -140,9 +142,10 @@ def test_a_whole_file_of_the_wrong_kind_is_one_line(tmp_path: Path, cache: Path,
 def test_the_share_of_bad_records_is_limited(tmp_path: Path, cache: Path, tokenizer: Tokenizer) -> None:
     path = write(tmp_path / "a.jsonl", [{"text": "sea"}] * 98 + [{"text": None}] * 2)
     with pytest.raises(UserError, match=r"2 of 100 records read are bad \(the limit is 1.0%\)"):
-        prepare([path], tokenizer, cache_dir=cache, skip_bad=True, say=quiet)
+        prepare([path], tokenizer, cache_dir=cache, reading=ReadingOptions(skip_bad=True), say=quiet)
     said: list[str] = []
-    store = prepare([path], tokenizer, cache_dir=cache, skip_bad=True, max_bad_ratio=0.02, say=said.append)
+    limit = ReadingOptions(skip_bad=True, max_bad_ratio=0.02)
+    store = prepare([path], tokenizer, cache_dir=cache, reading=limit, say=said.append)
     assert [reject["reason"] for reject in rejects(store)] == ['"text" is null, not a string'] * 2
     assert any("2 bad records left out" in line for line in said)
 
@@ -203,7 +206,7 @@ def test_special_token_strings_are_text_unless_the_file_was_written_with_them(
     plain = TokenStore.open(prepare([path], tokenizer, cache_dir=cache, say=quiet))
     assert tokenizer.decode(plain.document(0)[1:-1].tolist()) == MARKED
     assert tokenizer.im_start_id not in plain.tokens
-    marked = TokenStore.open(prepare([path], tokenizer, cache_dir=cache, allow_special=True, say=quiet))
+    marked = TokenStore.open(prepare([path], tokenizer, cache_dir=cache, reading=AS_WRITTEN, say=quiet))
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     expected = [[bos, *tokenizer.encode(text), eos] for text in ("sea", "山", "plain")]
     assert [marked.document(index).tolist() for index in range(len(marked))] == expected
@@ -225,7 +228,7 @@ def test_special_token_strings_are_text_unless_the_file_was_written_with_them(
 def test_texts_with_marks(text: str, pieces: list[str] | None, tokenizer: Tokenizer) -> None:
     assert split_marked(text) == ([text] if pieces is None else pieces)
     chunk = Chunk("f", parsed=[Record({"text": text}, "f", 3)])
-    encoded = encode_chunk(chunk, tokenizer, Options("pretrain", fields=Fields(), allow_special=True))
+    encoded = encode_chunk(chunk, tokenizer, Options("pretrain", reading=AS_WRITTEN))
     if not pieces and pieces is not None:
         assert str(encoded.rejects[0]) == "f:3: only special tokens, no text"
     assert encoded.counts.used + encoded.counts.rejected == encoded.counts.records == 1
@@ -249,8 +252,8 @@ def test_the_cache_is_by_content(tmp_path: Path, cache: Path, tokenizer: Tokeniz
     assert not made(max_seq_length=99, workers=1)  # rows are cut later
     os.utime(path, (1, 1))
     assert not made()
-    assert made(allow_special=True)
-    assert made(skip_bad=True)
+    assert made(reading=AS_WRITTEN)
+    assert made(reading=ReadingOptions(skip_bad=True))
     write(path, [{"text": "sky"}])
     assert made()
     write(path, [{"text": "sea"}])
@@ -470,7 +473,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, full)
             with pytest.raises(UserError, match="No space left on device") as caught:
-                prepare([path], tokenizer, cache_dir=cache, skip_bad=True, max_bad_ratio=1, say=quiet)
+                prepare([path], tokenizer, cache_dir=cache, reading=LENIENT, say=quiet)
         assert "\n" not in str(caught.value)
         assert [entry.suffix for entry in (cache / "stores").iterdir()] == [".lock"]
 
