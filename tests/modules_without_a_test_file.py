@@ -16,7 +16,8 @@ COVERED_BY = {
     "config/test_deepspeed.py": (
         "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
         "config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/optimizers config/deepspeed/precision "
-        "config/deepspeed/refusals config/deepspeed/resolve config/deepspeed/scheduler config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
+        "config/deepspeed/refusals config/deepspeed/resolve config/deepspeed/scheduler "
+        "config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
     ),
     "config/test_run.py": "config/model config/places",
     "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
