@@ -233,7 +233,7 @@ def plan(
     """Memory, steps and time of a run before it starts. Exit code 1 if it would not fit."""
     from minimind.commands.plan import run_plan
 
-    _exit(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus, strict))
+    _exit(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus, strict=strict))
 
 
 @app.command()

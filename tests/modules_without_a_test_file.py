@@ -14,20 +14,25 @@ COVERED_BY = {
     "commands/test_plan.py": "config/memory",
     "commands/test_report.py": "base/charts",
     "config/test_deepspeed.py": (
-        "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/lint "
-        "config/deepspeed/optimizer config/deepspeed/precision config/deepspeed/refusals config/deepspeed/resolve "
-        "config/deepspeed/scheduler config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
+        "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
+        "config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/optimizers config/deepspeed/precision "
+        "config/deepspeed/refusals config/deepspeed/resolve config/deepspeed/scheduler "
+        "config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
     ),
     "config/test_run.py": "config/model config/places",
+    "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
     "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
-    "data/read/test_sources.py": "data/read/json_text data/read/streams data/read/tables",
+    "data/read/test_sources.py": "data/read/json_text data/read/streams",
+    "data/records/test_conversations.py": "data/records/turns data/records/values",
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
     "interop/test_huggingface.py": "interop/tokenizer_files",
     "test_cli.py": "base/errors",
+    "test_packaging.py": "base/shipped",
     "training/checkpoint/test_writer.py": "training/process/ranks",
-    "training/engine/test_optimizers.py": "training/engine/muon",
+    "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",
+    "training/engine/test_schedule.py": "config/schedules",
     "training/health/test_monitor.py": "config/health training/health/rules training/health/lr_bands",
     "training/health/test_trouble.py": "config/recovery",
     "training/process/test_signals.py": "training/process/orphans training/process/start",

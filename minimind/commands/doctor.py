@@ -217,7 +217,7 @@ def run_doctor(
         checks += [*check_hardware(hardware, deepspeed_config), *check_launch(words or _ranks(num_gpus))]
         checks += [check_compiler(), *check_build_locks(), check_disk(output_dir)]
         if deepspeed_config is not None or config is not None:
-            checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware, strict)
+            checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware, strict=strict)
     for check in checks:
         advice = f"; {check.advice}" if check.advice else ""
         show(f"{check.status:<5}{check.name:<18}{check.seen}{advice}")

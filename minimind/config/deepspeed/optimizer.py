@@ -93,7 +93,7 @@ def _settle_type(draft: Draft, run: RunConfig) -> None:
     if run.optim is None or given is None or given == run.optim:
         return
     if run.commanded("optim"):
-        say_winner(draft, run, "optimizer.type", "optim", name, run.optim)
+        say_winner(draft, run, "optimizer.type", "optim", given=name, wanted=run.optim)
         params = draft.get("optimizer.params")
         kept = params if isinstance(params, dict) else {}
         draft.values["optimizer"] = {
