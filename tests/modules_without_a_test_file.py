@@ -6,6 +6,8 @@ The other modules have theirs at the mirrored path. tests/test_architecture.py h
 from __future__ import annotations
 
 COVERED_BY = {
+    "attacks/test_bombs.py": "interop/bombs",
+    "attacks/test_mutations.py": "base/strict/json_text base/strict/yaml_text",
     "attacks/test_shared_cache.py": "data/store/cache data/store/rooms",
     "base/test_command_lines.py": "training/record/advice training/run/next_commands training/run/arguments",
     "base/test_display.py": "base/findings",
@@ -28,8 +30,11 @@ COVERED_BY = {
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
     "interop/test_huggingface.py": "interop/tokenizer_files",
+    "interop/test_families.py": "interop/huggingface_config",
     "test_cli.py": "base/errors",
     "test_packaging.py": "base/shipped",
+    "text/test_chat.py": "text/template",
+    "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
     "training/checkpoint/test_writer.py": "training/process/ranks",
     "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",
     "training/engine/test_schedule.py": "config/schedules",

@@ -45,7 +45,7 @@ def test_a_bad_config_ends_with_1_and_lists_every_problem(tmp_path: Path, monkey
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     path = write(
         tmp_path / "c.json",
-        {"gradient_acumulation_steps": 8, "amp": {"enabled": True}, "zero_optimization": {"stage": 3}},
+        {"gradient_acumulation_steps": 8, "amp": {"enabled": True}, "zero_optimization": {"stage": 4}},
     )
     lines: list[str] = []
     assert doctor.run_doctor(path, output_dir=tmp_path, show=lines.append) == 1

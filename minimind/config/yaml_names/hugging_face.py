@@ -40,7 +40,7 @@ def _refused(text: str, *off: Any) -> Meaning:
     return Meaning("refused", text, off)
 
 
-_HUB = "nothing is uploaded; `minimind export` writes a directory that can be"
+_HUB = "nothing is uploaded; the command `export` writes a directory that can be"
 _BATCHES = "batches are read from a memory-mapped store of tokens, without worker processes"
 _COLUMNS = "records are read by their content; see `text_field` and `map`"
 _WRAPPER = "DeepSpeed reduces the gradients, not DistributedDataParallel"
@@ -87,8 +87,8 @@ TABLE: dict[str, Meaning] = {
     "liger_kernel_config": _unused(_KERNELS),
     "use_cache": _unused("training keeps no cache"),
     "neftune_noise_alpha": _refused("embeddings get no noise", 0),
-    "torch_empty_cache_steps": _unused("memory is planned before the run: `minimind plan`"),
-    "auto_find_batch_size": _unused("`minimind plan` finds the largest micro-batch before the run"),
+    "torch_empty_cache_steps": _unused("memory is planned before the run: the command `plan`"),
+    "auto_find_batch_size": _unused("the command `plan` finds the largest micro-batch before the run"),
     "logging_strategy": _unused("every `logging_steps`", "steps"),
     "logging_steps": _used("default 10"),
     "logging_first_step": _unused("the first step is always logged"),
@@ -165,7 +165,7 @@ TABLE: dict[str, Meaning] = {
     "skip_memory_metrics": _unused("memory is in the summary", True),
     "do_train": _unused("the script says what is done", True),
     "do_eval": _unused("`eval_file` says so", True),
-    "do_predict": _unused("`minimind generate` does"),
+    "do_predict": _unused("the command `generate` does"),
     "resume_from_checkpoint": _other("the option `--resume`"),
     "local_rank": _unused("the launcher says it", -1, 0),
 }
