@@ -94,7 +94,7 @@ def of_minimind(config: ModelConfig, raw: Mapping[str, Any], names: Iterable[str
 def refusals(raw: Mapping[str, Any]) -> list[str]:
     """Every reason why the transformer can't build the model of a config.json; none for one that it can."""
     kind, rope = raw.get("model_type"), _rope(raw)
-    known = kind in _DEFAULTS
+    known = isinstance(kind, str) and kind in _DEFAULTS
     window = (
         raw.get("sliding_window", _DEFAULTS[kind].get("sliding_window")) if isinstance(kind, str) and known else None
     )

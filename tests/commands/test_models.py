@@ -229,6 +229,7 @@ def test_samples_that_cannot_be_found(tmp_path: Path) -> None:
     gone = _record(tmp_path / "gone", store=str(tmp_path / "store"), seed=1, total_steps=5)
     with pytest.raises(UserError, match="the store is gone"):
         samples_of_step(gone, 1)
-    there = _record(tmp_path / "there", store=str(tmp_path), seed=1, total_steps=5)
+    step = {"micro_batch_size": 1, "accumulation": 1, "world_size": 1, "row_length": 8}
+    there = _record(tmp_path / "there", store=str(tmp_path), seed=1, total_steps=5, **step)
     with pytest.raises(UserError, match="has 5 steps, not 6"):
         samples_of_step(there, 6)

@@ -42,7 +42,7 @@ def scripted(patch: pytest.MonkeyPatch, losses: dict[int, float]) -> list[int]:
     """Held-out losses by step instead of real ones; the steps that were evaluated."""
     seen: list[int] = []
 
-    def evaluate(model: Any, batches: Any, device: Any, step: int, *rest: Any) -> Evaluation:
+    def evaluate(model: Any, batches: Any, device: Any, step: int, *rest: Any, **options: Any) -> Evaluation:
         seen.append(step)
         return Evaluation(step, losses[step], 100, None)
 
@@ -126,8 +126,8 @@ def in_evaluation(patch: pytest.MonkeyPatch, step: int, stop: bool) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
         return until_stop(run)
 
-    def falling(*arguments: Any) -> Evaluation:
-        result = evaluate(*arguments)
+    def falling(*arguments: Any, **options: Any) -> Evaluation:
+        result = evaluate(*arguments, **options)
         return Evaluation(result.step, 5.0 - result.step / 10, result.num_tokens, None)
 
     patch.setattr(loop, "until_stop", breaking)
@@ -228,10 +228,10 @@ def test_an_early_stop_that_an_evaluation_missed_is_not_a_step_late(
     scripted(monkeypatch, {1: 5.0, 2: 6.0})
     original = loop.evaluate
 
-    def stopping(*arguments: Any) -> Evaluation:
+    def stopping(*arguments: Any, **options: Any) -> Evaluation:
         if arguments[3] == 2:
             raise loop.Interrupted
-        return original(*arguments)
+        return original(*arguments, **options)
 
     words = ("eval_steps=1", "early_stopping_patience=1")
     with monkeypatch.context() as patch:
