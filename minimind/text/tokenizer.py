@@ -64,7 +64,7 @@ NAMES = (FILE_NAME, JSON_NAME)
 _TRAINING_BREAKS = re.compile("[\n\0\u2581\u2585]+")  # the trainer drops or misreads lines with the last three
 _SECTION = 4096  # characters of training text sampled together
 _PROBE = "  a\tb \r\n\x00 Ａ①ﬁ 你好，1234 \U0001f600\ufffd <s> "  # every normaliser but identity alters it
-_LARGEST_FILE = 64 << 20  # bytes; 256,000 pieces take five MiB as SentencePiece, some 20 as JSON
+_LARGEST_MODEL, _LARGEST_JSON = 16 << 20, 64 << 20  # bytes; 256,000 pieces take five MiB, as JSON some 20
 
 
 class Tokenizer:
@@ -181,7 +181,8 @@ class Tokenizer:
 
 def _files(file: Path, named: bool) -> dict[str, bytes]:
     """A tokenizer's file, ``named`` by the user or found in a directory, and what is beside a .json. OSError."""
-    content = read_small_named(file, _LARGEST_FILE) if named else read_small(file.parent, file.name, _LARGEST_FILE)
+    limit = _LARGEST_JSON if file.suffix == ".json" else _LARGEST_MODEL
+    content = read_small_named(file, limit) if named else read_small(file.parent, file.name, limit)
     if file.name != JSON_NAME and content.lstrip()[:1] != b"{":
         return {FILE_NAME: content}
     there = [name for name in BESIDE if (file.parent / name).is_file()]
