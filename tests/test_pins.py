@@ -36,7 +36,7 @@ def pinned() -> dict[str, str]:
 def test_every_requirement_has_a_lower_bound_that_its_pin_satisfies() -> None:
     pins = pinned()
     for requirement in requirements():
-        assert any(part.operator == ">=" for part in requirement.specifier), requirement
+        assert any(part.operator in (">=", "==") for part in requirement.specifier), requirement
         name = canonicalize_name(requirement.name)
         if name not in UNPINNED:
             assert Version(pins[name]) in requirement.specifier, requirement

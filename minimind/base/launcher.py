@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shlex
 import socket
 import sys
@@ -19,11 +20,13 @@ from minimind.base.errors import UserError
 
 
 def free_port() -> int:
-    """A TCP port on the loopback address that nobody listens on now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A TCP port on the loopback address that nobody has now, below those that systems give to outgoing connections
+    (Linux: from 32768), of which one could take it before it is used. The choice is no function of a run's seed."""
+    for port in random.SystemRandom().sample(range(20000, 32000), 1000):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UserError("no free TCP port between 20000 and 32000 on this machine")
 
 
 def port_problem(port: int) -> str | None:

@@ -157,7 +157,7 @@ def model_bombs(models: Models) -> Iterator[tuple[list[str], str]]:
     fifo = models.changed("tokenizer-fifo", "tokenizer.model", b"") / "tokenizer.model"
     fifo.unlink()
     os.mkfifo(fifo)
-    yield ["export", str(fifo.parent), "--output", str(models.directory / "out")], "no tokenizer.model"
+    yield ["export", str(fifo.parent), "--output", str(models.directory / "out")], "tokenizer-fifo"
 
 
 def data_bombs(directory: Path) -> Iterator[tuple[list[str], str]]:
