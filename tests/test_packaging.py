@@ -45,9 +45,10 @@ class Installed:
         return self.folder / "env" / "bin"
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The command of that environment, from a directory that is no checkout."""
+        """The command of that environment, from a directory that is no checkout; it is no rank of this process's."""
         cache = {"MINIMIND_CACHE": str(self.folder / "cache"), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))} | cache
+        ours = ("PYTHON", "COV", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | cache
         command = [str(self.bin / words[0]), *words[1:]]
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
 

@@ -143,7 +143,14 @@ def test_a_stop_while_data_are_prepared_ends_all_with_0(tmp_path: Path, files: d
 
 def has_opened(process: psutil.Process, path: Path) -> bool:
     descriptors = Path(f"/proc/{process.pid}/fd")
-    return any(link.exists() and link.readlink() == path for link in descriptors.glob("*"))
+    return any(target(link) == path for link in descriptors.glob("*"))
+
+
+def target(link: Path) -> Path | None:
+    """Where it leads; None if it is gone: the process goes on meanwhile."""
+    with contextlib.suppress(OSError):
+        return link.readlink()
+    return None
 
 
 LAUNCHER = """
@@ -202,6 +209,8 @@ def daemons() -> Iterator[list[int]]:
 def read_daemon(process: subprocess.Popen[str], daemons: list[int]) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
+    if line == "seen\n":  # the supervisor may be first
+        line = process.stdout.readline()
     assert line.startswith("daemon "), line
     daemons.append(int(line.split()[1]))
 

@@ -401,10 +401,12 @@ except UserError as error:
 
 
 def process(path: Path, cache: Path, tokenizer: Tokenizer, limit: int = 0) -> subprocess.Popen[str]:
-    """Another process that prepares ``path``; it has just begun. ``limit``: bytes that a file may have."""
+    """Another process that prepares ``path``; it has just begun. ``limit``: bytes that a file may have, its coverage
+    among them, which is therefore not measured."""
     started = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(path), str(tokenizer.path), str(cache), str(limit)],
         cwd=Path(__file__).parents[3],
+        env={name: value for name, value in os.environ.items() if not (limit and name.startswith("COV"))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
