@@ -13,6 +13,7 @@ COVERED_BY = {
     "base/test_display.py": "base/findings",
     "base/test_processor.py": "base/hardware",
     "benchmarks/test_gpu.py": "base/peaks",
+    "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
     "commands/test_plan.py": "config/memory",
     "commands/test_report.py": "base/charts",
     "config/test_deepspeed.py": (
@@ -31,7 +32,6 @@ COVERED_BY = {
     "data/store/test_prepare.py": "data/store/files",
     "interop/test_huggingface.py": "interop/tokenizer_files",
     "interop/test_families.py": "interop/huggingface_config",
-    "test_cli.py": "base/errors",
     "test_packaging.py": "base/shipped",
     "text/test_chat.py": "text/template",
     "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
