@@ -22,7 +22,10 @@ COVERED_BY = {
         "config/deepspeed/refusals config/deepspeed/resolve config/deepspeed/scheduler "
         "config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
     ),
-    "config/test_run.py": "config/model config/places",
+    "config/test_run.py": (
+        "config/model config/places config/run/load config/run/settings config/run/sources config/run/values "
+        "config/run/wording"
+    ),
     "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
     "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
