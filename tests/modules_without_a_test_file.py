@@ -43,10 +43,13 @@ COVERED_BY = {
     "training/engine/test_schedule.py": "config/schedules",
     "training/health/test_monitor.py": "config/health training/health/rules training/health/lr_bands",
     "training/health/test_trouble.py": "config/recovery",
+    "training/process/test_run_lock.py": "training/process/ending",
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
-    "training/run/test_main.py": "training/run/directory training/run/held_out training/run/summary",
+    "training/run/test_main.py": (
+        "training/run/directory training/run/held_out training/run/summary training/run/task"
+    ),
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
 }

@@ -40,7 +40,7 @@ from minimind.training.record.recorder import Progress, Recorder
 from minimind.training.run import builder, setup
 from minimind.training.run.arguments import config_options, own_command
 from minimind.training.run.directory import write_run_files
-from minimind.training.run.main import exit_with
+from minimind.training.process.ending import exit_with
 from minimind.training.run.requirements import require
 from minimind.training.sweep.curves import Curve, judge, recommend, recommend_from_range
 from minimind.training.sweep.options import SWEEP_ONLY, WHICH_RATES, choose_rates, parse, rates_at, with_rate
