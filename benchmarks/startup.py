@@ -43,8 +43,7 @@ def child(arguments: list[str]) -> None:
     from minimind.training.run import builder, loop, main, setup, summary, task
 
     add(seconds, "imports", start)
-    modules = {"main": main, "setup": setup, "builder": builder, "summary": summary, "loop": loop}
-    modules["task"] = task
+    modules = {"main": main, "task": task, "setup": setup, "builder": builder, "summary": summary, "loop": loop}
     for part, functions in PARTS.items():
         for module, function in functions:
             time_calls(modules[module], function, part, seconds)
