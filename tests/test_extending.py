@@ -1,5 +1,5 @@
 """docs/architecture.md says how to add an optimizer, a schedule, a data format, a health rule, a tracker, a command and
-an export format: one entry in one place each. Here one of each is added that way, and works from the configuration to its end.
+an export format: one entry in one place each. Here one of each is added that way, and works from beginning to end.
 """
 
 from __future__ import annotations
