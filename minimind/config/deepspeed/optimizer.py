@@ -41,9 +41,7 @@ _NOT_HERE = {
 }
 
 
-def resolve_optimizer(
-    draft: Draft, run: RunConfig, fallback: Mapping[str, float], offload: bool
-) -> OptimizerSpec | None:
+def resolve_optimizer(draft: Draft, run: RunConfig, fallback: Mapping[str, float]) -> OptimizerSpec | None:
     """The optimizer to build; None with the reason among the problems. Without a section: AdamW from the YAML."""
     if not draft.get("optimizer.type"):
         _by_the_yaml(draft, run)
@@ -60,11 +58,6 @@ def resolve_optimizer(
         kind = "Adam"
     _fill(draft, run, kind, params, fallback)
     _check_ranges(draft, params)
-    if offload and kind not in ("AdamW", "Adam"):
-        draft.problem(
-            "zero_optimization.offload_optimizer.device",
-            f"{kind} has no CPU form that this trainer has proven: use AdamW, or delete offload_optimizer",
-        )
     clean = {key: value for key, value in params.items() if value != AUTO and key not in _ENGINE_CHOICES}
     if clean.get("bias_correction") is True:
         del clean["bias_correction"]
