@@ -40,6 +40,7 @@ _OTHER_WORDS = {
     "zero_stage": 'in "zero_optimization", as "stage"',
     "mixed_precision": 'in the sections "fp16" and "bf16"',
     "monitor_config": 'at the top level, as "tensorboard", "csv_monitor" or "wandb"',
+    "autotuning_config": 'at the top level, as "autotuning"',
     "comms_config": 'at the top level, as "comms_logger"',
     "loss_scaling": 'in "fp16", as "loss_scale"',
     "gradient_accumulation_dtype": 'in "data_types", as "grad_accum_dtype"',

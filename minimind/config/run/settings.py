@@ -115,6 +115,14 @@ class RunConfig(BaseModel):
     _places: Places = PrivateAttr(default_factory=Places)
 
     @model_validator(mode="after")
+    def _end_as_named(self) -> RunConfig:
+        """Hugging Face's cosine and linear, asked for by name, end at 0; the default schedule at its own share."""
+        named = "lr_scheduler_type" in self.explicit and "min_lr_ratio" not in self.explicit
+        if named and self.lr_scheduler_type in ("cosine", "linear"):
+            self.__dict__["min_lr_ratio"] = 0.0  # a frozen model, and nobody has set it
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         """Contradictions between keys; pydantic reports them together with the others only if those are clean."""
         problems = []

@@ -55,7 +55,8 @@ TABLE: dict[str, Meaning] = {
     "max_steps": _used("-1 is: not given"),
     "learning_rate": _used("default by optimizer and size"),
     "lr_scheduler_type": _used(
-        "cosine, linear, constant, constant_with_warmup, warmup_stable_decay, cosine_with_min_lr"
+        "cosine and linear (to 0, unless `min_lr_ratio` is given), constant, constant_with_warmup, warmup_stable_decay, "
+        "cosine_with_min_lr; by default a cosine to a tenth"
     ),
     "lr_scheduler_kwargs": _other("min_lr_rate and min_lr become `min_lr_ratio`; other keys are refused"),
     "warmup_steps": _used("below 1 it is `warmup_ratio`"),

@@ -41,7 +41,7 @@ from minimind.training.record.recorder import Progress, Recorder
 from minimind.training.run import builder, setup
 from minimind.training.run.arguments import config_options, own_command
 from minimind.training.run.directory import write_run_files
-from minimind.training.run.requirements import require
+from minimind.training.run.requirements import require, without_missing_monitor
 from minimind.training.sweep.curves import Curve, judge, recommend, recommend_from_range
 from minimind.training.sweep.options import SWEEP_ONLY, WHICH_RATES, choose_rates, parse, rates_at, with_rate
 from minimind.training.sweep.report import Outcome, report
@@ -151,7 +151,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
 def _resolve(
     source: str | Path | Mapping[str, Any] | JsonSource, config: RunConfig, hardware: Hardware, strict: bool = False
 ) -> Resolved:
-    return resolve(
+    resolved = resolve(
         source,
         config,
         int(os.environ.get("WORLD_SIZE", "1")),
@@ -160,6 +160,7 @@ def _resolve(
         num_parameters=config.model.num_parameters(),
         strict=strict,
     )
+    return without_missing_monitor(resolved)
 
 
 def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:
