@@ -2,10 +2,10 @@
 
     python tools/json_trials.py DIRECTORY [--ranks 2] [--steps 5]
 
-Each file is trained by `launch/pretrain.py`'s own command in a process of its own (with ``--ranks``: so many, over gloo), as
-on a machine that has fp16 and bf16, with an empty YAML. Every row of the data holds the same document, so that a loss
-depends on nothing but the updates before it: neither the batch sizes nor steps that fp16 skips make it another one. So
-each run's losses are held against those of fp32 at stage 0 with the same optimizer, clipping and schedule; half
+Each file is trained by `launch/pretrain.py`'s own command in a process of its own (with ``--ranks``: so many, over
+gloo), as on a machine that has fp16 and bf16, with an empty YAML. Every row of the data holds the same document, so that
+a loss depends on nothing but the updates before it: neither the batch sizes nor steps that fp16 skips make it another
+one. So each run's losses are held against those of fp32 at stage 0 with the same optimizer, clipping and schedule; half
 precision may be off by 1%. Steps that fp16's first loss scale costs are added to ``--steps``.
 """
 
@@ -57,7 +57,9 @@ class Trial:
 
     def line(self) -> str:
         """One row of the table."""
-        first_and_last = [f"{self.losses[i]:.4f} ({self.expected[i]:.4f})" for i in (0, -1)] if self.losses else ["", ""]
+        first_and_last = (
+            [f"{self.losses[i]:.4f} ({self.expected[i]:.4f})" for i in (0, -1)] if self.losses else ["", ""]
+        )
         note = self.problem or (f"{self.skipped} steps skipped" if self.skipped else "")
         return f"| {' | '.join([self.name, self.verdict, *first_and_last, note])} |"
 
@@ -86,7 +88,9 @@ class Trials:
         return _compared(Trial(name, "runs", "", losses, expected, skipped), resolved.precision, self.steps)
 
     def _reference(self, resolved: Resolved, steps: int) -> tuple[float, ...]:
-        params = {key: list(value) if isinstance(value, tuple) else value for key, value in resolved.optimizer.params.items()}
+        params = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in resolved.optimizer.params.items()
+        }
         kind = resolved.optimizer.type
         config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,
@@ -128,6 +132,7 @@ def _rank(words: list[str], log: Path, rank: int, ranks: int, port: str) -> None
     """One rank of a run: `launch/pretrain.py` with these words, its output in ``log``."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=port, MINIMIND_CACHE=str(log.parent / "cache"))
+    os.chdir(log.parent)  # where a stranger's relative output_path ends
     with log.open("a", encoding="utf-8") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
@@ -149,7 +154,10 @@ def _make_data(folder: Path) -> Path:
     """A tokenizer of 400 pieces, and a file of one document that fills more than half a row, again and again."""
     from minimind.text.tokenizer import train_tokenizer
 
-    draw, words = random.Random(0), ["river", "stone", "little", "house", "walks", "到", "山上", "小猫", "看见", "sings"]
+    draw, words = (
+        random.Random(0),
+        ["river", "stone", "little", "house", "walks", "到", "山上", "小猫", "看见", "sings"],
+    )
     texts = [" ".join(draw.choices(words, k=draw.randint(3, 60))) for _ in range(120)]
     train_tokenizer(texts, folder / "tokenizer", 330)
     path = folder / "same.jsonl"
@@ -186,8 +194,8 @@ def trials(directory: Path, ranks: int, steps: int) -> Iterator[Trial]:
 
     with tempfile.TemporaryDirectory() as folder:
         made = Trials(Path(folder), ranks, steps)
-        for path in sorted(directory.rglob("*.json")):
-            yield made.of(path, str(path.relative_to(directory)))
+        for path in sorted(directory.resolve().rglob("*.json")):
+            yield made.of(path, str(path.relative_to(directory.resolve())))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

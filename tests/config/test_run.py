@@ -12,7 +12,7 @@ import yaml
 from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, choose_config, detect
 from minimind.config.model import PRESETS, ModelConfig, default_intermediate_size
-from minimind.config.run import RunConfig, load_run_config
+from minimind.config.run import RunConfig, load_run_config, steps_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -209,8 +209,27 @@ def test_dumped_yaml_loads_back_equal(tmp_path: Path, settings: list[str]) -> No
 def test_a_schedule_of_hugging_faces_name_ends_where_theirs_does(settings: list[str], lowest: float) -> None:
     config = load_run_config(None, settings)
     assert config.min_lr_ratio == lowest
-    assert load_run_config(None, [f"{key}={value}" for key, value in yaml.safe_load(config.dump_yaml()).items()
-                                  if key in ("lr_scheduler_type", "min_lr_ratio")]).min_lr_ratio == lowest
+    assert (
+        load_run_config(
+            None,
+            [
+                f"{key}={value}"
+                for key, value in yaml.safe_load(config.dump_yaml()).items()
+                if key in ("lr_scheduler_type", "min_lr_ratio")
+            ],
+        ).min_lr_ratio
+        == lowest
+    )
+
+
+@pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
+@pytest.mark.parametrize(("given", "steps"), [("0.1", 11), ("0.001", 1), ("1", 1), ("1e2", 100), ("7.0", 7)])
+def test_a_cadence_below_1_is_a_share_of_the_run_as_in_hugging_face(name: str, given: str, steps: int) -> None:
+    cadence = getattr(load_run_config(None, [f"{name}={given}"]), name)
+    assert steps_of(cadence, 101) == steps
+    for wrong in ("0", "-1", "1.5", "often", "true", ".inf"):
+        with pytest.raises(UserError, match="a share of the run between 0 and 1"):
+            load_run_config(None, [f"{name}={wrong}"])
 
 
 @pytest.mark.parametrize(("total", "ratio", "steps"), [(1000, 0.02, 20), (101, 0.02, 3), (100, 0.0, 0)])

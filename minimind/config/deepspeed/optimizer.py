@@ -33,8 +33,8 @@ class OptimizerSpec:
 
 _REMOVED = {"onebitadam", "onebitlamb", "zerooneadam", "onebitadamw"}
 _NOT_HERE = {
-    "lamb": "DeepSpeed's FusedLamb is a CUDA kernel, and its rate for a layer is a ratio of norms, which under ZeRO it takes "
-    "over slices of many layers",
+    "lamb": "it is a CUDA kernel (FusedLamb), whose rate for a layer is a ratio of norms, and under ZeRO these are of "
+    "slices of many layers",
     "adafactor": "it factors whole matrices, and ZeRO hands it flat slices",
     "lbfgs": "it needs a closure, which DeepSpeed never gives it",
     "sparseadam": "it takes sparse gradients only, and these are dense",

@@ -23,6 +23,7 @@ from minimind.config.recovery import RecoveryConfig
 from minimind.config.run.values import (
     TrainFile,
     WeightedFile,
+    as_cadence,
     as_field_map,
     as_model,
     as_optimizer,
@@ -37,6 +38,8 @@ from minimind.config.watchdog import WatchdogConfig
 
 Strategy = Literal["no", "steps", "epoch"]
 PositiveInt = Annotated[int, Field(gt=0)]
+# Every so many steps, or, below 1, a share of the whole run as Hugging Face has it
+Cadence = Annotated[int | float, BeforeValidator(as_cadence)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -91,11 +94,11 @@ class RunConfig(BaseModel):
     # Run
     seed: Annotated[int, Field(ge=0)] = 42
     output_dir: Path = OUTPUT_DIRECTORY
-    logging_steps: PositiveInt = 10
+    logging_steps: Cadence = 10
     eval_strategy: Strategy | None = None
-    eval_steps: PositiveInt | None = None
+    eval_steps: Cadence | None = None
     save_strategy: Strategy | None = None
-    save_steps: PositiveInt | None = None
+    save_steps: Cadence | None = None
     save_total_limit: PositiveInt = 3
     early_stopping_patience: PositiveInt | None = None
     report_to: Annotated[str, BeforeValidator(as_tracker)] = "none"

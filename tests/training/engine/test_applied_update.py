@@ -223,7 +223,7 @@ def _is_long(layout: Layout) -> bool:
     optimizer gets the same flat tensors as without, Adam for all (one rank tries each)."""
     if layout.optimizer in TORCHS and layout.optimizer != "SGD":
         return True
-    if layout.offload and layout.optimizer not in ("AdamW", "Adam", "SGD"):
+    if layout.offload and layout.optimizer not in ("AdamW", "Adam"):
         return True
     return layout.stage == 3 and bool(layout.switches) and (layout.precision != "fp32" or layout.offload)
 

@@ -52,7 +52,9 @@ def test_profiler_timers_and_csv_monitor_show_what_deepspeed_says(
 @pytest.mark.usefixtures("one_rank")
 def test_tensorboard_gets_the_rate_and_the_loss_scale(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run(resolved(fp16={"enabled": True}, tensorboard={"enabled": True, "output_path": str(tmp_path), "job_name": "job"}))
+    run(
+        resolved(fp16={"enabled": True}, tensorboard={"enabled": True, "output_path": str(tmp_path), "job_name": "job"})
+    )
     events = accumulator.EventAccumulator(str(tmp_path / "job")).Reload()
     rates, scales = (events.Scalars(f"Train/Samples/{name}") for name in ("lr", "loss_scale"))
     assert [event.step for event in rates] == [2, 4, 6] == [event.step for event in scales]
