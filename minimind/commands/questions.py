@@ -83,7 +83,7 @@ def _ask(model: Transformer, tokenizer: Tokenizer, turns: Turns) -> Answer:
     asked = [Turn(cast("Role", turn["role"]), turn["content"]) for turn in turns[:-1]]
     expected = turns[-1]["content"]
     greedy = Sampling(ANSWER_TOKENS, temperature=0.0)
-    ids = generate(model, prompt_ids(asked, tokenizer), greedy, stop_ids=(tokenizer.im_end_id, tokenizer.eos_id))
+    ids = generate(model, prompt_ids(asked, tokenizer), greedy, stop_ids=tokenizer.stop_ids)
     given = tokenizer.decode(ids)
     question = "\n".join(turn.content for turn in asked if turn.role == "user")
     return Answer(question, expected, given, given == expected)

@@ -62,8 +62,8 @@ def chat_loop(
             continue
         turns.append(Turn("user", question))
         turns, prompt_ids = fitting(turns, tokenizer, model.config.max_position_embeddings - sampling.max_new_tokens)
-        stop = [tokenizer.im_end_id, tokenizer.eos_id]
-        turns.append(Turn("assistant", answer(model, tokenizer, prompt_ids, stop_ids=stop, sampling=sampling, out=to)))
+        stops = tokenizer.stop_ids
+        turns.append(Turn("assistant", answer(model, tokenizer, prompt_ids, stop_ids=stops, sampling=sampling, out=to)))
 
 
 def answer(

@@ -1,9 +1,10 @@
-"""The chat template: turns in, token ids out, with each token's "trainable" flag known from construction.
+"""Conversations: turns in, token ids out, with each token's "trainable" flag.
 
-A conversation is bos, then for each turn ``<|im_start|>role⏎content<|im_end|>⏎``. Trainable are the content tokens of
-assistant turns (but those that are context only) and the ``<|im_end|>`` after them: what the model must say itself.
-The flags are set while the ids are laid down, never found by searching for markers, so content that spells
-``<|im_start|>assistant`` is ordinary text. There is no eos: generation stops at ``<|im_end|>``.
+A tokenizer that brings a chat template has conversations written by that (chat_template.py). Any other has ours, where
+the flags are known from construction: bos, then for each turn ``<|im_start|>role⏎content<|im_end|>⏎``. Trainable are
+the content tokens of assistant turns (but those that are context only) and the ``<|im_end|>`` after them: what the
+model must say itself. The flags are set while the ids are laid down, never found by searching for markers, so content
+that spells ``<|im_start|>assistant`` is ordinary text. There is no eos: generation stops at ``<|im_end|>``.
 
 Known weakness: `JINJA` builds the same string for other programs; one that tokenizes that string as a whole will
 take special tokens spelled inside content for special.
@@ -11,62 +12,47 @@ take special tokens spelled inside content for special.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, get_args
 
+from minimind.base.errors import UserError
+from minimind.text.chat_template import ChatTemplate
 from minimind.text.template import JINJA
 from minimind.text.tokenizer import Tokenizer
+from minimind.text.turn import ROLES, Fitted, NotRendered, Rendered, Role, Turn, is_answer
 
-__all__ = ["JINJA", "ROLES", "Fitted", "Rendered", "Role", "Turn", "fit", "is_answer", "prompt_ids", "render"]
-
-Role = Literal["system", "user", "assistant", "tool"]
-ROLES: tuple[Role, ...] = get_args(Role)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One message. ValueError for a role that the template doesn't know. ``trained`` False: an answer as context."""
-
-    role: Role
-    content: str
-    trained: bool = True
-
-    def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise ValueError(f"unknown role {self.role!r}; known: {', '.join(ROLES)}")
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """Token ids and, for each, whether it is a training target. Both lists have the same length."""
-
-    ids: list[int]
-    trainable: list[bool]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A conversation that fits. `turns`: indices of those kept; `answer_cut`: the last answer lost its end."""
-
-    rendered: Rendered
-    turns: tuple[int, ...]
-    answer_cut: bool
-
-
-def is_answer(turn: Turn) -> bool:
-    """Whether the turn's content is what the model learns to say."""
-    return turn.role == "assistant" and turn.trained
+__all__ = [
+    "JINJA",
+    "ROLES",
+    "Fitted",
+    "NotRendered",
+    "Rendered",
+    "Role",
+    "Turn",
+    "fit",
+    "is_answer",
+    "prompt_ids",
+    "render",
+]
 
 
 def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
-    """The whole conversation. ValueError on a lone surrogate in a content, UserError from ``check_chats``."""
+    """The whole conversation. ValueError on a lone surrogate in a content, NotRendered (one too) where another's chat
+    template can't write it, UserError from ``check_chats``."""
+    if tokenizer.chat_template is not None:
+        return tokenizer.chat_template.render(turns)
     return _join(tokenizer, _spans(turns, tokenizer))
 
 
 def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
-    """The conversation so far, ending with ``<|im_start|>assistant⏎``: the next token is the answer's first."""
+    """The conversation so far, ending with ``<|im_start|>assistant⏎``: the next token is the answer's first. Raises
+    UserError where another's chat template can't write it."""
+    if tokenizer.chat_template is not None:
+        try:
+            return tokenizer.chat_template.prompt_ids(turns)
+        except NotRendered as error:
+            raise UserError(f"this conversation can't be written for the model: {error}") from None
     header = [tokenizer.im_start_id, *tokenizer.encode("assistant\n")]
     return render(turns, tokenizer).ids + header
 
@@ -86,7 +72,11 @@ def fit(turns: Sequence[Turn], tokenizer: Tokenizer, max_tokens: int) -> Fitted 
        cut at the limit: its tokens are still right predictions, and as its ``<|im_end|>`` is cut off too, it
        doesn't teach to stop early.
     5. None if not even that. So a result always has a trainable token.
+
+    Raises as `render`.
     """
+    if tokenizer.chat_template is not None:
+        return _fit_rendered(turns, tokenizer.chat_template, max_tokens)
     spans = _spans(turns, tokenizer)
     whole = _join(tokenizer, spans)
     if len(whole.ids) <= max_tokens:
@@ -143,6 +133,41 @@ def _cut_answer(turns: Sequence[Turn], spans: Sequence[Rendered], tokenizer: Tok
         if any(cut.trainable[earlier:]):
             return Fitted(cut, tuple(range(start, end + 1)), tokenizer.im_end_id not in cut.ids[earlier:])
     return None
+
+
+def _fit_rendered(turns: Sequence[Turn], template: ChatTemplate, limit: int) -> Fitted | None:
+    """`fit` by a template that may write a turn otherwise when others are left out: each choice is rendered."""
+    whole = template.render(turns)
+    if len(whole.ids) <= limit:
+        return Fitted(whole, tuple(range(len(turns))), False) if any(whole.trainable) else None
+    systems: tuple[tuple[int, ...], ...] = ((0,), ()) if turns[0].role == "system" else ((),)
+
+    def rendered(system: tuple[int, ...], start: int, end: int) -> tuple[Rendered, tuple[int, ...]]:
+        kept = (*system, *range(start, end + 1))
+        return template.render([turns[i] for i in kept]), kept
+
+    for end in _answers(turns):
+        for system in systems:
+            starts = _starts(turns, end)
+            # The fewer turns, the shorter: the first start that fits is found by halving.
+            first = bisect_left(starts, True, key=lambda start: len(rendered(system, start, end)[0].ids) <= limit)
+            if first < len(starts):
+                found, kept = rendered(system, starts[first], end)
+                return Fitted(found, kept, False)
+    for end in _answers(turns):
+        found, kept = rendered((), max(_starts(turns, end)), end)
+        cut = Rendered(found.ids[:limit], found.trainable[:limit], found.unspoken)
+        last = len(found.trainable) - found.trainable[::-1].index(True)
+        if any(cut.trainable[_first_of_last(found.trainable) :]):
+            return Fitted(cut, kept, last > limit)
+    return None
+
+
+def _first_of_last(flags: Sequence[bool]) -> int:
+    """Where the last run of True begins."""
+    last = len(flags) - 1 - flags[::-1].index(True)
+    before = [i for i in range(last) if not flags[i]]
+    return before[-1] + 1 if before else 0
 
 
 def _answers(turns: Sequence[Turn]) -> list[int]:

@@ -32,6 +32,10 @@ class SentencePieceCodec:
 
     strips_space = False
     no_chats: str | None = None
+    special: Mapping[int, str] = {PAD_ID: "<pad>", BOS_ID: "<s>", EOS_ID: "</s>", UNK_ID: "<unk>"}
+    joins_special: str | None = None
+    templates: Mapping[str, str] = {}
+    names: Mapping[str, str] = {}
 
     def __init__(self, model: bytes, path: Path) -> None:
         self.files: Mapping[str, bytes] = {FILE_NAME: model}
