@@ -12,8 +12,8 @@ take special tokens spelled inside content for special.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import accumulate
 
 from minimind.base.errors import UserError
@@ -140,34 +140,44 @@ def _fit_rendered(turns: Sequence[Turn], template: ChatTemplate, limit: int) -> 
     whole = template.render(turns)
     if len(whole.ids) <= limit:
         return Fitted(whole, tuple(range(len(turns))), False) if any(whole.trainable) else None
-    systems: tuple[tuple[int, ...], ...] = ((0,), ()) if turns[0].role == "system" else ((),)
-
-    def rendered(system: tuple[int, ...], start: int, end: int) -> tuple[Rendered, tuple[int, ...]]:
-        kept = (*system, *range(start, end + 1))
-        return template.render([turns[i] for i in kept]), kept
-
+    rendered = cache(lambda kept: template.render([turns[i] for i in kept]))
+    weights = [len(turn.content) + 16 for turn in turns]
+    room = limit * sum(weights) / len(whole.ids)  # in characters and headers, about
     for end in _answers(turns):
-        for system in systems:
-            starts = _starts(turns, end)
-            # The fewer turns, the shorter: the first start that fits is found by halving.
-            first = bisect_left(starts, True, key=lambda start: len(rendered(system, start, end)[0].ids) <= limit)
-            if first < len(starts):
-                found, kept = rendered(system, starts[first], end)
-                return Fitted(found, kept, False)
+        for system in ((0,), ()) if turns[0].role == "system" else ((),):
+            choices = [(*system, *range(start, end + 1)) for start in _starts(turns, end)]
+            kept = _first(choices, [sum(weights[i] for i in kept) <= room for kept in choices], rendered, limit)
+            if kept is not None:
+                return Fitted(rendered(kept), kept, False)
     for end in _answers(turns):
-        found, kept = rendered((), max(_starts(turns, end)), end)
-        cut = Rendered(found.ids[:limit], found.trainable[:limit], found.unspoken)
-        last = len(found.trainable) - found.trainable[::-1].index(True)
-        if any(cut.trainable[_first_of_last(found.trainable) :]):
-            return Fitted(cut, kept, last > limit)
+        kept = tuple(range(max(_starts(turns, end)), end + 1))
+        found = rendered(kept)
+        first, last = _last_run(found.trainable)
+        if first < limit:
+            cut = Rendered(found.ids[:limit], found.trainable[:limit], found.unspoken)
+            return Fitted(cut, kept, last >= limit)
     return None
 
 
-def _first_of_last(flags: Sequence[bool]) -> int:
-    """Where the last run of True begins."""
+def _first(
+    choices: Sequence[tuple[int, ...]],
+    expected: Sequence[bool],
+    rendered: Callable[[tuple[int, ...]], Rendered],
+    limit: int,
+) -> tuple[int, ...] | None:
+    """The first of ever shorter choices that fits, looked for from where one is ``expected`` to; None if none does."""
+    place = expected.index(True) if True in expected else len(choices) - 1
+    while place < len(choices) and len(rendered(choices[place]).ids) > limit:
+        place += 1
+    while 0 < place < len(choices) and len(rendered(choices[place - 1]).ids) <= limit:
+        place -= 1
+    return choices[place] if place < len(choices) else None
+
+
+def _last_run(flags: Sequence[bool]) -> tuple[int, int]:
+    """Where the last run of True begins and ends (its last place)."""
     last = len(flags) - 1 - flags[::-1].index(True)
-    before = [i for i in range(last) if not flags[i]]
-    return before[-1] + 1 if before else 0
+    return next((i + 1 for i in range(last, -1, -1) if not flags[i]), 0), last
 
 
 def _answers(turns: Sequence[Turn]) -> list[int]:

@@ -54,6 +54,7 @@ _METHODS: dict[type, frozenset[str]] = {
     int: frozenset(),
     float: frozenset(),
 }
+_VALUES = tuple(_METHODS)
 _REFUSED = (nodes.Extends, nodes.FromImport, nodes.Import, nodes.Include, nodes.EvalContextModifier)
 
 
@@ -184,8 +185,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Only what `_METHODS` lists, of values; of Jinja's own objects what Jinja allows."""
-        kind = type(obj) if type(obj) in _METHODS else next((kind for kind in _METHODS if isinstance(obj, kind)), None)
-        return attr in _METHODS[kind] if kind else super().is_safe_attribute(obj, attr, value)
+        allowed = _METHODS.get(type(obj))
+        if allowed is None and isinstance(obj, _VALUES):  # safe's Markup, say
+            allowed = next(names for kind, names in _METHODS.items() if isinstance(obj, kind))
+        return super().is_safe_attribute(obj, attr, value) if allowed is None else attr in allowed
 
     def wrap_str_format(self, value: Any) -> None:
         """``str.format``, which can pad without end, is not let in."""

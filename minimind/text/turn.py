@@ -16,7 +16,8 @@ class Turn:
 
     ``content`` is all that the turn says, as our own template writes it: a block of tools, calls, reasoning. Where a
     template of others is to write these, ``message`` has them apart, as transformers takes a message (None: role and
-    content; empty: the turn is no message), and ``tools`` is what the turn brought as such, a list or its JSON. Turns that say the same are equal.
+    content; empty: the turn is no message), and ``tools`` is what the turn brought as such, a list or its JSON. Turns
+    that say the same are equal.
     """
 
     role: Role

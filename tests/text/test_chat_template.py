@@ -213,7 +213,6 @@ def test_a_template_that_can_never_be_proven_is_refused_by_name(
     [
         ("('' if 'secret' in m.content else m.content)", "a secret thing", "leaves out message 1|lengths"),
         ("(m.content | replace('<|im_end|>', '!'))", "a <|im_end|>", "special tokens, tags or lengths"),
-        ("m.content", "\nhello", None),
         ("(raise_exception('no swearing') if 'damn' in m.content else m.content)", "oh damn it", "no swearing"),
         (
             "(m.content if m.role == 'user' or m.content | length < 12 else 'x')",
@@ -223,7 +222,7 @@ def test_a_template_that_can_never_be_proven_is_refused_by_name(
     ],
 )
 def test_a_conversation_that_cannot_be_proven_is_refused_with_the_reason(
-    body: str, content: str, words: str | None, tmp_path: Path
+    body: str, content: str, words: str, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, _with(body)))
     role = "assistant" if "'user'" in body else "user"
@@ -232,19 +231,16 @@ def test_a_conversation_that_cannot_be_proven_is_refused_with_the_reason(
         if role == "assistant"
         else [Turn("user", content), Turn("assistant", "yes")]
     )
-    if words is None:
-        assert render(turns, tokenizer).ids
-        return
     with pytest.raises(NotRendered, match=words):
         render(turns, tokenizer)
 
 
 def test_a_token_over_the_edge_of_an_answer_is_refused(tmp_path: Path) -> None:
-    """Two line breaks are one piece: the first is the header's, the second the answer's."""
+    """Two line breaks are one piece: the first is the header's, the second the answer's. (The third is apart.)"""
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, _with("m.content")))
     assert len(tokenizer.encode("\n\n")) == 1
-    with pytest.raises(NotRendered, match=r"crosses the edge of an answer, at 'assistant\\n\|\\nhello'"):
-        render([Turn("user", "hi"), Turn("assistant", "\nhello")], tokenizer)
+    with pytest.raises(NotRendered, match=r"crosses the edge of an answer, at 'assistant\\n\|\\n\\nhello'"):
+        render([Turn("user", "hi"), Turn("assistant", "\n\nhello")], tokenizer)
 
 
 def test_only_answers_that_are_trained_are(directories: dict[str, Path]) -> None:
