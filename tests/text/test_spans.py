@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minimind.base.errors import UserError
 from minimind.text.chat import NotRendered, Turn, render
 from minimind.text.marks import Marks
 from minimind.text.spans import Encoder, Span
@@ -57,6 +58,8 @@ def test_a_space_that_the_tokenizer_adds_is_no_part_of_the_answer(tmp_path: Path
 
 
 def test_a_tokenizer_whose_special_tokens_change_their_neighbours_is_refused(tmp_path: Path) -> None:
+    first = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}
     config = {"eos_token": "</s>", "chat_template": "{{ messages }}"}
-    tokenizer = Tokenizer.load(write(tmp_path, unigram(), config))
-    assert tokenizer._codec.joins_special is None or "depend on it" in tokenizer._codec.joins_special
+    tokenizer = Tokenizer.load(write(tmp_path, unigram(), config, pre_tokenizer=first))
+    with pytest.raises(UserError, match="its tokens beside .* depend on it"):
+        tokenizer.check_chats()

@@ -48,7 +48,7 @@ def tokenizer_for(
         if (directory / FILE_NAME).is_file():
             require_owner(directory / FILE_NAME)
             return directory
-        say(f"no --tokenizer: one of {vocab_size:,} pieces is being trained on these files (none: to be asked instead)")
+        say(f"no --tokenizer: one of {vocab_size:,} pieces is being trained on these files (--tokenizer none asks)")
         tally = Tally(reading.skip_bad, reading.max_bad_ratio, place / f"{name}.rejected.jsonl")
         train_tokenizer(read_texts(files, tally, reading), directory, vocab_size, or_fewer=True)
     return directory

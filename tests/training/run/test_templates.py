@@ -56,16 +56,16 @@ def own(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_own_files_need_no_tokenizer(own: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = ["--set", f"model={json.dumps({**SHAPE, 'vocab_size': 330, 'head_dim': 8, 'intermediate_size': 64})}"]
+    model = ["--set", f"model={json.dumps({**SHAPE, 'vocab_size': 300, 'head_dim': 8, 'intermediate_size': 64})}"]
     words = [*model, "--train-file", str(own["texts"])]
     with pytest.raises(UserError, match="no tokenizer: make one with `minimind train-tokenizer"):
         launch("pretrain", tmp_path / "asked", *words, "--tokenizer", "none")
     assert launch("pretrain", tmp_path / "base", *words) == 0
     shown = capsys.readouterr()
-    assert "a tokenizer of 330 pieces trained on it" in " ".join(shown.out.split())
-    assert "no --tokenizer: one of 330 pieces is being trained" in shown.err
+    assert "a tokenizer of 300 pieces trained on it" in " ".join(shown.out.split())
+    assert "no --tokenizer: one of 300 pieces is being trained" in shown.err
     kept = Tokenizer.load(tmp_path / "base" / FILE_NAME)
-    assert kept.vocab_size == 330 and kept.files == Tokenizer.load(tmp_path / "base" / "final" / FILE_NAME).files
+    assert kept.vocab_size == 300 and kept.files == Tokenizer.load(tmp_path / "base" / "final" / FILE_NAME).files
     assert launch("pretrain", tmp_path / "base", *words, "--resume") == 0  # the same tokenizer, from the cache
     assert "is being trained" not in capsys.readouterr().err
     assert launch("sft", tmp_path / "chat", "--model", str(tmp_path / "base"), "--train-file", str(own["talks"])) == 0
@@ -87,7 +87,7 @@ def test_sft_of_another_model_is_in_its_own_template(own: dict[str, Path], tmp_p
     document = store.tokens[: store.offsets[1]]
     assert tokenizer.decode(np.asarray(document).tolist(), with_special=True) == (
         "<|im_start|>user\nthe a fox ran 0 time<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\nso\n</think>\n\nox ran 0 times, 你好 a0<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nso\n</think>\n\nx ran 0 times, 你好 a0<|im_end|>\n"
     )
     final = tmp_path / "run" / "final"
     assert (final / "chat_template.jinja").read_text() == TEMPLATES["thinking"]
