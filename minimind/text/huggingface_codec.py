@@ -60,10 +60,10 @@ class HuggingFaceCodec:
         self._marks = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
         self.text_bytes, self.special_bytes = self._tables(content)
         self.strips_space = _adds_space(content)
-        self.templates: Mapping[str, str] = _templates(config, beside, path)
+        templates = _templates(config, beside)
+        self.templates: Mapping[str, str] = templates or {}
         self.names: Mapping[str, str] = _names(config, named)
-        chats = bool(self.templates) or {IM_START, IM_END} <= self._spelled.keys()
-        self.no_chats = None if chats else f"has no {IM_START} and {IM_END}, which conversations are written with"
+        self.no_chats = self._no_chats(templates)
         self.joins_special = self._joins_special()
         self._longest = max(map(len, self.special_bytes.values())) if _keeps_bytes(content) else None
 
@@ -110,6 +110,13 @@ class HuggingFaceCodec:
         special |= {i: text.encode() if text in added else spell(text) for text, i in self._spelled.items()}
         return {i: b"" if i in self.special else spelled for i, spelled in special.items()}, special
 
+    def _no_chats(self, templates: Mapping[str, str] | None) -> str | None:
+        if templates is None:
+            return "its chat_template is no text, and no list with a default one"
+        if not templates and not {IM_START, IM_END} <= self._spelled.keys():
+            return f"has no {IM_START} and {IM_END}, which conversations are written with"
+        return None
+
     def _joins_special(self) -> str | None:
         """Whether the library, given a whole text, cuts what stands beside a special token as it does alone."""
         for text in [text for text, i in self._spelled.items() if i in self.special and i in self._never]:
@@ -123,16 +130,22 @@ class HuggingFaceCodec:
         return None
 
 
-def _templates(config: dict[str, Any], beside: Mapping[str, bytes], path: Path) -> dict[str, str]:
-    """The chat templates that are not ours, by name; that of a file of its own comes first, as in transformers."""
-    found = beside[TEMPLATE].decode("utf-8", "replace") if TEMPLATE in beside else config.get("chat_template")
-    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-        found = {each.get("name"): each.get("template") for each in found}
+def _templates(config: dict[str, Any], beside: Mapping[str, bytes]) -> dict[str, str] | None:
+    """The chat templates that are not ours, by name; that of a file of its own comes first, as in transformers. None
+    for what is no template."""
+    found = config.get("chat_template")
+    if TEMPLATE in beside:
+        try:
+            found = beside[TEMPLATE].decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+    if isinstance(found, list):
+        found = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
     named = {"default": found} if isinstance(found, str) else found
     if named is None or named == {"default": JINJA}:
         return {}
     if not isinstance(named, dict) or not isinstance(named.get("default"), str):
-        raise UserError(f"{path.with_name(CONFIG_NAME)}: chat_template is no text and no list of named ones")
+        return None
     return {name: named[name] for name in ("default", "tool_use") if isinstance(named.get(name), str)}
 
 

@@ -37,6 +37,7 @@ def _words(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
+_PIECE = 32  # units for an object of its own
 _FILTERS = _words(
     "abs capitalize count d default dictsort first float indent int items join last length list lower map max min "
     "reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim unique upper"
@@ -215,6 +216,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         owner = getattr(__obj, "__self__", None)
         if owner is __self:
             return __obj(*args)
+        __self.spend(1)
         if not isinstance(owner, Extension):
             __self._weigh([*args, *kwargs.values()])
         if isinstance(owner, str):
@@ -242,9 +244,15 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _growth(name: str, text: str, options: Any) -> int:
-    """Characters that a method or filter may add to a text."""
-    if name == "replace" and len(options) > 1:
-        return text.count(str(options[0])) * len(str(options[1]))
+    """What a method or filter may make of a text beyond its length, in units."""
+    if name == "replace" and len(options) > 1:  # by keyword the new text may be named first
+        one, other = map(str, options[:2])
+        return max(text.count(one) * len(other), text.count(other) * len(one))
+    if name in ("split", "rsplit"):
+        pieces = text.count(options[0]) if options and isinstance(options[0], str) else len(text) // 2
+        return _PIECE * pieces
+    if name in ("list", "splitlines"):
+        return _PIECE * len(text)
     if name == "join":
         return sum(len(each) for each in options if hasattr(each, "__len__")) * len(text)
     if name == "indent":

@@ -188,6 +188,7 @@ def _with(body: str) -> str:
         (_with("m.content + m.content"), "where it isn't expected, or twice"),
         (_with("m.content[:1]"), "leaves out"),
         (_with("(m.content | length | string)"), "leaves out|lengths"),
+        ("{{ messages | length }}" + _with("m.content"), "isn't what a model is prompted with"),
         (_with("strftime_now('%d') + m.content"), "today's date"),
         (_with("m.content.__class__"), "SecurityError"),
         ("{% for m in messages %}", "is not Jinja"),
@@ -287,6 +288,14 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     for tools in (None, TOOLS):
         expected = theirs.apply_chat_template(messages, tools=tools)["input_ids"]
         assert render(turns_of(messages, tools), ours).ids == expected
+
+
+@pytest.mark.parametrize("template", [3, [{"name": "rag", "template": "x"}], [1], {"default": None}, [{"name": [1]}]])
+def test_what_is_no_template_is_refused_for_conversations_only(template: object, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, None, chat_template=template))
+    assert tokenizer.encode("the fox")
+    with pytest.raises(UserError, match="its chat_template is no text"):
+        tokenizer.check_chats()
 
 
 def test_tools_that_the_template_has_no_place_for_are_refused(tmp_path: Path) -> None:

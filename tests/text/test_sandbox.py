@@ -43,6 +43,13 @@ GREEDY = [
     "{% set a = (1,) %}" + "{% set a = a + a %}" * 60,
     "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+    "{% macro a0() %}{% endmacro %}"
+    + "".join(
+        f"{{% macro a{n + 1}() %}}{{% set x = a{n}() %}}{{% set x = a{n}() %}}{{% endmacro %}}" for n in range(60)
+    )
+    + "{% set x = a60() %}",
+    "{% set s = 'xxxxxxxxxx' %}" + "{% set s = s | replace(new=s, old='x') %}" * 9,
+    "{% set s = 'x' * 100000 %}" + "{% set t = s.split('x') %}" * 9,
     "{% macro m() %}" + "y" * 90000 + "{% endmacro %}{% for x in range(90000) %}{% set s = m() %}{% endfor %}",
     "{% for x in range(90000) %}" + "y" * 90000 + "{% endfor %}",
     "{% set s = 'x' * 900000 %}{% for x in range(90000) %}{% if 'y' in s %}{% endif %}{% endfor %}",

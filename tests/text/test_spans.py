@@ -61,5 +61,5 @@ def test_a_tokenizer_whose_special_tokens_change_their_neighbours_is_refused(tmp
     first = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}
     config = {"eos_token": "</s>", "chat_template": "{{ messages }}"}
     tokenizer = Tokenizer.load(write(tmp_path, unigram(), config, pre_tokenizer=first))
-    with pytest.raises(UserError, match="its tokens beside .* depend on it"):
+    with pytest.raises(UserError, match=r"its tokens beside .* depend on it"):
         tokenizer.check_chats()
