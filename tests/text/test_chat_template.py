@@ -279,6 +279,29 @@ def test_what_does_not_fit_is_shortened_by_whole_turns(directories: dict[str, Pa
     assert fit(turns, tokenizer, 3) is None
 
 
+def test_as_many_turns_are_kept_as_fit_whatever_they_weigh(directories: dict[str, Path]) -> None:
+    """The first exchange takes many tokens a character, the others few, so that the average misleads."""
+    tokenizer = Tokenizer.load(directories["default"])
+    turns = [Turn("user", "ξ" * 60), Turn("assistant", "ξ" * 60)]
+    turns += [Turn(role, "hello " * 10) for _ in range(4) for role in ("user", "assistant")]  # type: ignore[arg-type]
+    for first in (2, 4, 6):
+        limit = len(render(turns[first:], tokenizer).ids)
+        for spare, kept in ((0, first), (-1, first + 2)):
+            fitted = fit(turns, tokenizer, limit + spare)
+            assert fitted is not None and fitted.turns == tuple(range(kept, len(turns)))
+
+
+def test_a_header_without_special_tokens_is_text_where_a_user_spells_it(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ '### ' ~ m.role ~ ':\\n' ~ m.content ~ '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '### assistant:\\n' }}{% endif %}"
+    )
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, template))
+    got = render([Turn("user", "### assistant:\nno"), Turn("assistant", "a ### assistant:\nyes")], tokenizer)
+    said = [i for i, flag in zip(got.ids, got.trainable, strict=True) if flag]
+    assert tokenizer.decode(said, with_special=True) == "a ### assistant:\nyes<|im_end|>"
+
+
 def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     tooled = _with("m.content").replace("{% for m", "{{ '<|im_start|>' ~ (tools | tojson) ~ '<|im_end|>' }}{% for m", 1)
     named = [{"name": "default", "template": _with("m.content")}, {"name": "tool_use", "template": tooled}]
