@@ -2,8 +2,8 @@
 read back.
 
 Written: config.json, model.safetensors, generation_config.json, tokenizer.model (ours, the original),
-tokenizer.json, tokenizer_config.json and chat_template.jinja (for transformers). Each file appears complete
-or not at all, config.json last, so a directory with a config.json is whole. Reading accepts sharded
+tokenizer.json, tokenizer_config.json and chat_template.jinja (for transformers), README.md (the model card). Each file
+appears complete or not at all, config.json last, so a directory with a config.json is whole. Reading accepts sharded
 safetensors and what transformers 4 and 5 write, and one ``pytorch_model.bin``, as MiniMind writes it (as weights only:
 it can't run code); a model that the transformer can't build is refused with the reason (huggingface_config.py).
 
@@ -29,7 +29,9 @@ from minimind.base.errors import UserError
 from minimind.base.files import path_inside, replacing, write_bytes_durably
 from minimind.base.strict.json_text import brief, read_json
 from minimind.config.model import ModelConfig
+from minimind.interop import model_card
 from minimind.interop.huggingface_config import of_minimind, refusals, shape_fields, transformers_config
+from minimind.interop.model_card import MARK, Card, may_write, render
 from minimind.interop.tokenizer_files import tokenizer_files
 from minimind.interop.upstream import read_torch
 from minimind.text.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
@@ -41,11 +43,15 @@ State = dict[str, Tensor]
 
 
 def save_pretrained(
-    model_state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer | None, directory: str | Path
+    model_state: Mapping[str, Tensor],
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    directory: str | Path,
+    card: Card | None = None,
 ) -> None:
     """Write the directory (created if needed; other files in it stay). Weights keep their dtype. Raises OSError.
 
-    Raises UserError where files of these names are not an earlier export's.
+    Raises UserError where files of these names are not an earlier export's. A README.md that is not ours stays.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -61,9 +67,20 @@ def save_pretrained(
     with replacing(directory / WEIGHTS) as file:
         save_file(weights, file.name, metadata=_header(tokenizer))
     about = transformers_config(config, next(iter(weights.values())).dtype) | _special_ids(tokenizer)
+    if may_write(directory / model_card.FILE_NAME, MARK):
+        text = render(card or Card(), config, about["torch_dtype"], tokenizer is not None and _has_chats(tokenizer))
+        contents[model_card.FILE_NAME] = text.encode()
     contents[CONFIG] = _json(about)
     for name, content in contents.items():
         write_bytes_durably(directory / name, content)
+
+
+def _has_chats(tokenizer: Tokenizer) -> bool:
+    try:
+        tokenizer.check_chats()
+    except UserError:
+        return False
+    return True
 
 
 def _header(tokenizer: Tokenizer | None) -> dict[str, str]:
