@@ -22,23 +22,7 @@ from tests.waiting import PATIENCE
 
 pytest.importorskip("gguf")
 
-WORDS = [
-    "the",
-    "quick",
-    "fox",
-    "I've",
-    "they'll",
-    "WE'RE",
-    "12",
-    "3456",
-    "hello",
-    "world",
-    "你好",
-    "世界",
-    "学习",
-    "é",
-    "ñandú",
-]
+WORDS = ["the", "fox", "I've", "they'll", "WE'RE", "12", "3456", "hello", "你好", "世界", "学习", "é", "ñandú"]
 TEXTS = [f"{a} {b}{i}，{b} {a}.\n\n    {a}aa{b}  {i * 37}\t" for i, a in enumerate(WORDS) for b in WORDS]
 WORD, REST = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -91,7 +75,7 @@ def texts() -> list[str]:
         " ",
         "   x",
         "I'VE i've 'S",
-        "a  b   c\n\n\n d",
+        "a  b  c\n\n\n d",
         "1234567",
         "<|im_start|> <tool_call>x <s>",
         "\n \n\n ",
