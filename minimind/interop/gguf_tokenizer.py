@@ -9,7 +9,7 @@ Contract: llama.cpp gives ordinary text the ids that `Tokenizer.encode` gives, o
 - Byte-level BPE: pieces and merges as they are, and the name by which llama.cpp knows how text is cut before
   merging (``tokenizer.ggml.pre``). Those are patterns in its source (llama-vocab.cpp): where the file's own pattern is
   none of them, ids would differ.
-- Each prompt begins with bos if the tokenizer has one: its own or, for texts, the one that training put there.
+- Each text begins with bos, as in training; not so where a chat template of the tokenizer's own has none.
 
 Weaknesses: special tokens typed by a user in a chat are taken for the tokens, and for SentencePiece U+2581 for a space.
 llama.cpp doesn't normalise: a tokenizer that does (NFC, Qwen's) agrees on normalised text only, which is said.
@@ -29,6 +29,7 @@ from minimind.base.errors import UserError
 from minimind.base.strict.json_text import parse_json
 from minimind.text.codec import IM_END, IM_START
 from minimind.text.huggingface_codec import CONFIG_NAME, JSON_NAME, TEMPLATE
+from minimind.text.marked_template import MARKED
 from minimind.text.template import JINJA
 from minimind.text.tokenizer import FILE_NAME, Tokenizer
 
@@ -103,26 +104,42 @@ def add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_eos_token_id(tokenizer.eos_id)  # ends texts
     writer.add_eot_token_id(tokenizer.im_end_id)  # ends answers
     writer.add_pad_token_id(tokenizer.pad_id)
-    writer.add_add_bos_token(tokenizer.bos_id != tokenizer.eos_id)
+    writer.add_add_bos_token(_begins_with_bos(tokenizer))
     writer.add_add_eos_token(False)
     if (template := chat_template(tokenizer)) is not None:
         writer.add_chat_template(template)
 
 
 def chat_template(tokenizer: Tokenizer) -> str | None:
-    """Ours for the tokenizers that it is for, else the one that came with the tokenizer, if any."""
-    if tokenizer.is_sentencepiece:
-        return JINJA
+    """What the file carries: the template that came with the tokenizer, else ours if conversations have it."""
+    given = _own_template(tokenizer)
+    if given not in (None, JINJA, MARKED):
+        return given
     try:
         tokenizer.check_chats()
-        return JINJA
     except UserError:
-        pass
+        return None
+    return JINJA
+
+
+def _own_template(tokenizer: Tokenizer) -> str | None:
     if TEMPLATE in tokenizer.files:
         return tokenizer.files[TEMPLATE].decode("utf-8", "replace")
     config = parse_json(tokenizer.files[CONFIG_NAME]) if CONFIG_NAME in tokenizer.files else {}
     given = config.get("chat_template")
+    if isinstance(given, list):  # several by name
+        given = next((each.get("template") for each in given if each.get("name") == "default"), None)
     return given if isinstance(given, str) else None
+
+
+def _begins_with_bos(tokenizer: Tokenizer) -> bool:
+    """Whether llama.cpp is to put bos in front. Of a chat that begins with it already it takes that one away first; a
+    chat whose template has no bos must not get one."""
+    template = chat_template(tokenizer)
+    if template in (None, JINJA):
+        return True
+    spelled = tokenizer.decode([tokenizer.bos_id], with_special=True)
+    return tokenizer.bos_id != tokenizer.eos_id and ("bos_token" in str(template) or spelled in str(template))
 
 
 def _refusal(tokenizer: Tokenizer, reason: str) -> UserError:

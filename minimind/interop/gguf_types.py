@@ -98,8 +98,9 @@ def _by_ggml(values: npt.NDArray[np.float32], kind: str) -> npt.NDArray[np.gener
     block, size = gguf.GGML_QUANT_SIZES[number]
     rows, columns = values.shape
     made = np.empty((rows, columns // block * size), dtype=np.uint8)
-    pointer = ctypes.POINTER(ctypes.c_float)
-    written = _ggml()(int(number), values.ctypes.data_as(pointer), made.ctypes.data, 0, rows, columns, None)
+    source = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    whole = (0, rows, columns)  # from the first row on
+    written = _ggml()(int(number), source, made.ctypes.data, *whole, None)
     if written != made.nbytes:
         raise UserError(f"ggml wrote {written:,} bytes of {kind} instead of {made.nbytes:,}: take --dtype q8_0")
     return made

@@ -68,19 +68,10 @@ def save_pretrained(
         save_file(weights, file.name, metadata=_header(tokenizer))
     about = transformers_config(config, next(iter(weights.values())).dtype) | _special_ids(tokenizer)
     if may_write(directory / model_card.FILE_NAME, MARK):
-        text = render(card or Card(), config, about["torch_dtype"], tokenizer is not None and _has_chats(tokenizer))
-        contents[model_card.FILE_NAME] = text.encode()
+        contents[model_card.FILE_NAME] = render(card or Card(), config, about["torch_dtype"], tokenizer).encode()
     contents[CONFIG] = _json(about)
     for name, content in contents.items():
         write_bytes_durably(directory / name, content)
-
-
-def _has_chats(tokenizer: Tokenizer) -> bool:
-    try:
-        tokenizer.check_chats()
-    except UserError:
-        return False
-    return True
 
 
 def _header(tokenizer: Tokenizer | None) -> dict[str, str]:

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimind.base.errors import UserError
 from minimind.base.strict.json_text import read_small
 from minimind.config.model import ModelConfig
+from minimind.interop.tokenizer_files import adds_bos
+from minimind.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from minimind.config.run import RunConfig
@@ -53,8 +56,8 @@ def may_write(path: Path, mark: str) -> bool:
         return False
 
 
-def render(card: Card, config: ModelConfig, dtype: str, chats: bool) -> str:
-    """The whole file. ``chats``: whether the tokenizer has a chat template."""
+def render(card: Card, config: ModelConfig, dtype: str, tokenizer: Tokenizer | None) -> str:
+    """The whole file, in which ``dtype`` names the weights'."""
     front = {
         "license": card.licence,
         "library_name": "transformers",
@@ -69,7 +72,7 @@ def render(card: Card, config: ModelConfig, dtype: str, chats: bool) -> str:
         "## Data\n\n" + _data(card),
         *(["## Numbers\n\n" + _table(card.numbers)] if card.numbers else []),
         "## Licence\n\n" + _licence(card.licence),
-        "## How to load it\n\n" + (_CHAT if chats else _TEXT),
+        "## How to load it\n\n" + _usage(tokenizer),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -104,10 +107,34 @@ def _table(numbers: Mapping[str, str]) -> str:
     return "| | |\n|---|---|\n" + "\n".join(f"| {_plain(name)} | {_plain(value)} |" for name, value in numbers.items())
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, keep: str = "") -> str:
     """Text of strangers as a few printable characters that are no markup."""
-    kept = "".join(character for character in text if character.isprintable() and character not in "`|<>[]")
+    markup = set("`|<>[]") - set(keep)
+    kept = "".join(character for character in text if character.isprintable() and character not in markup)
     return kept[:_PLACE] or "?"
+
+
+def _usage(tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return f"{_LOAD}```\n\nThe tokenizer is not among these files."
+    parts = [_LOAD + (_CHAT if _has_chats(tokenizer) else _TEXT)]
+    bos = f"`{_plain(tokenizer.decode([tokenizer.bos_id], with_special=True), keep='<|>')}`"
+    if adds_bos(tokenizer):
+        parts.append(
+            f"`tokenizer(text)` puts {bos} in front, as each text began in training. A chat that was rendered as text "
+            "has it already: tokenize that with `add_special_tokens=False`, as `apply_chat_template` does."
+        )
+    else:
+        parts.append(f"Texts began with {bos} (id {tokenizer.bos_id}) here; this tokenizer adds none: put it in front.")
+    return "\n\n".join(parts)
+
+
+def _has_chats(tokenizer: Tokenizer) -> bool:
+    try:
+        tokenizer.check_chats()
+    except UserError:
+        return False
+    return True
 
 
 _LOAD = """```python
@@ -116,19 +143,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
 model = AutoModelForCausalLM.from_pretrained("DIRECTORY")
 """
-_CHAT = (
-    _LOAD
-    + """messages = [{"role": "user", "content": "..."}]
+_CHAT = """messages = [{"role": "user", "content": "..."}]
 ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 print(tokenizer.decode(model.generate(**ids, max_new_tokens=200)[0]))
-```
-
-`tokenizer(text)` puts the token that begins a text in front, as in training. A rendered chat has it already: tokenize
-one with `add_special_tokens=False`, as `apply_chat_template` does."""
-)
-_TEXT = (
-    _LOAD
-    + """ids = tokenizer("...", return_tensors="pt")
+```"""
+_TEXT = """ids = tokenizer("...", return_tensors="pt")
 print(tokenizer.decode(model.generate(**ids, max_new_tokens=200)[0]))
 ```"""
-)

@@ -23,6 +23,7 @@ from typing import Any
 
 import sentencepiece
 
+from minimind.text.huggingface_codec import JSON_NAME
 from minimind.text.marked_template import MARKED
 from minimind.text.tokenizer import Tokenizer
 
@@ -94,6 +95,17 @@ def bos_in_front(bos: str, bos_id: int) -> dict[str, Any]:
         "pair": [before[0], texts[0], before[1], texts[1]],
         "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
     }
+
+
+def adds_bos(tokenizer: Tokenizer) -> bool:
+    """Whether transformers puts bos in front of a text with the files of an export of this tokenizer. A tokenizer.json
+    goes out as it came: programs that tokenize rendered chats with it would get a second one."""
+    if tokenizer.is_sentencepiece:
+        return True
+    from tokenizers import Tokenizer as Library
+
+    ids: list[int] = Library.from_str(tokenizer.files[JSON_NAME].decode()).encode("a").ids
+    return ids[:1] == [tokenizer.bos_id]
 
 
 def _added_token(token_id: int, content: str) -> dict[str, Any]:

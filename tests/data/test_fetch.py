@@ -36,8 +36,11 @@ FILE, COMMIT = "pretrain_t2t_mini.jsonl", "c" * 40
 
 
 class StandIn(ThreadingHTTPServer):
-    """Serves one file the way Hugging Face does. ``stall``: the first download stops after 3 MB and hangs; ``cut``:
-    each connection ends after so many bytes; ``deaf``: ranges are ignored; ``length``: what is said of the file's size."""
+    """Serves one file the way Hugging Face does.
+
+    ``stall``: the first download stops after 3 MB and hangs; ``cut``: each connection ends after so many bytes;
+    ``deaf``: ranges are ignored; ``length``: so many bytes more than there are is what it says.
+    """
 
     daemon_threads = True
 
@@ -82,9 +85,9 @@ class Handler(BaseHTTPRequestHandler):
             self._modelscope({"Id": 7, "Type": 1})
             return
         if self.path.startswith("/api/v1/datasets/7/repo/tree?"):
-            self._modelscope(
-                {"Files": [{"Path": self.server.index_name, "Sha256": self.server.digest, "Size": len(CONTENT)}]}
-            )
+            server = self.server
+            file = {"Path": server.index_name, "Sha256": server.digest, "Size": len(server.content)}
+            self._modelscope({"Files": [file]})
             return
         asked = self.headers.get("Range")
         self.server.ranges.append(asked)
