@@ -118,7 +118,8 @@ def _usage(tokenizer: Tokenizer | None) -> str:
     if tokenizer is None:
         return f"{_LOAD}```\n\nThe tokenizer is not among these files."
     parts = [_LOAD + (_CHAT if _has_chats(tokenizer) else _TEXT)]
-    bos = f"`{_plain(tokenizer.decode([tokenizer.bos_id], with_special=True), keep='<|>')}`"
+    spelled = "<|bos|>" if tokenizer.is_sentencepiece else tokenizer.decode([tokenizer.bos_id], with_special=True)
+    bos = f"`{_plain(spelled, keep='<|>')}`"
     if adds_bos(tokenizer):
         parts.append(
             f"`tokenizer(text)` puts {bos} in front, as each text began in training. A chat that was rendered as text "

@@ -17,10 +17,12 @@ import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minimind.base.errors import UserError
+from minimind.cli import run
 from minimind.data import fetch as module
 from minimind.data import http
 from minimind.data.fetch import fetch, remote
@@ -43,6 +45,9 @@ class StandIn(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves in the middle is part of the game."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -366,6 +371,28 @@ def test_a_redirect_from_https_to_http_is_not_followed() -> None:
             http._Redirects().redirect_request(request, None, 302, "", {}, target)
     followed = http._Redirects().redirect_request(request, None, 302, "", {}, "https://cdn.example/x")
     assert followed.full_url == "https://cdn.example/x"
+
+
+def test_the_command_streams_or_downloads(
+    hub: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setenv("MINIMIND_CACHE", str(tmp_path / "cache"))
+    texts = [f"The river {n} runs past the hill. 河水流过小山{n}。" for n in range(300)]
+    train_tokenizer(texts, tmp_path / "tokenizer", 320)
+    hub.index_name = "sft_t2t_mini.jsonl"
+    turns = [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
+    hub.content = (json.dumps({"conversations": turns}) + "\n").encode() * 50
+    hub.digest = hashlib.sha256(hub.content).hexdigest()
+    common = ["fetch", "sft_t2t_mini", "--hub", "huggingface", "--endpoint", hub.address, "--output"]
+    tokenizer = ["--tokenizer", str(tmp_path / "tokenizer")]
+    assert run([*common, str(tmp_path / "store"), "--stream", *tokenizer, "--max-seq-length", "200"]) == 0
+    assert TokenStore.open(tmp_path / "store").kind == "sft" and "prepared 50 of 50" in capsys.readouterr().err
+    assert run([*common, str(tmp_path / "other"), "--stream"]) == 2 and "needs --tokenizer" in capsys.readouterr().err
+    assert run([*common, str(tmp_path / "other"), *tokenizer]) == 2 and "are for --stream" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert run([*common, str(tmp_path / "files"), "--revision", COMMIT]) == 0
+    assert (tmp_path / "files" / "sft_t2t_mini.jsonl").read_bytes() == hub.content
 
 
 def test_wrong_names_and_missing_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

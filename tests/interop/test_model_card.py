@@ -40,7 +40,7 @@ def run(directory: Path, tokenizer: Tokenizer) -> Path:
         {"kind": "run", "version": 1},
         {"kind": "eval", "step": 40, "loss": 9.0, "bits_per_byte": 9.0},
         {"kind": "eval", "step": 50, "loss": 1.25, "bits_per_byte": 0.5},
-        {"kind": "end", "step": 50, "reason": "done"},
+        {"kind": "end", "step": 50, "reason": "finished", "seconds": 1.0},
     ]
     (directory / "metrics.jsonl").write_bytes(b"".join(to_line(line) for line in lines))
     return directory
@@ -53,7 +53,7 @@ def test_what_a_run_knows_is_told_and_no_path(tmp_path: Path, tokenizer: Tokeniz
     assert "# my-run\n" in text and f"{CONFIG.num_parameters():,} parameters" in text and "float32" in text
     assert "- `news.jsonl`\n- `ascript.txt`" in text and "goes on from `base-model`" in text and "/home" not in text
     assert "| held-out loss | 1.2500 nats a token |" in text and "| step | 50 |" in text
-    assert "`<|bos|>`" not in text and "`<s>` in front, as each text began in training" in text
+    assert "`<|bos|>` in front, as each text began in training" in text
 
 
 def test_what_nobody_knows_is_not_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
