@@ -192,7 +192,10 @@ def _byte_fallback(tokenizer: Tokenizer, content: Mapping[str, Any]) -> Vocabula
 
 
 def _spaces(tokenizer: Tokenizer, content: Mapping[str, Any]) -> bool | None:
-    """Whether a space is put in front of a text; None where pieces spell spaces as they are, as our exports do."""
+    """Whether a space is put in front of a text; None where pieces spell spaces as they are, as our exports do.
+
+    Metaspace puts none in front of a text that begins with one, and llama.cpp does.
+    """
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     in_front = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": _SPACE}, replace]}
     metaspace = {"type": "Metaspace", "replacement": _SPACE, "split": False}
@@ -200,7 +203,6 @@ def _spaces(tokenizer: Tokenizer, content: Mapping[str, Any]) -> bool | None:
         (None, None, None),
         (in_front, None, True),
         (replace, None, False),
-        (None, {**metaspace, "prepend_scheme": "first"}, True),
         (None, {**metaspace, "prepend_scheme": "never"}, False),
     ]
     for normalizer, cutting, answer in known:

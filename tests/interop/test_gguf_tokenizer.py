@@ -16,14 +16,16 @@ from tokenizers import Tokenizer as Library
 from minimind.base.errors import UserError
 from minimind.interop.gguf import save_gguf
 from minimind.interop.gguf_tokenizer import vocabulary
+from minimind.interop.tokenizer_files import tokenizer_files
 from minimind.model.transformer import ModelConfig, Transformer
-from minimind.text.tokenizer import Tokenizer
+from minimind.text.tokenizer import Tokenizer, train_tokenizer
 from tests.waiting import PATIENCE
 
 pytest.importorskip("gguf")
 
 WORDS = ["the", "fox", "I've", "they'll", "WE'RE", "12", "3456", "hello", "你好", "世界", "学习", "é", "ñandú"]
 TEXTS = [f"{a} {b}{i}，{b} {a}.\n\n    {a}aa{b}  {i * 37}\t" for i, a in enumerate(WORDS) for b in WORDS]
+SPACE = "\u2581"
 WORD, REST = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3, QWEN2 = (rf"{SHORT}|{WORD}|{numbers}|{REST}" for numbers in (r"\p{N}{1,3}", r"\p{N}"))
@@ -88,14 +90,7 @@ def test_llama_cpp_takes_the_same_ids(tmp_path: Path, name: str) -> None:
     pytest.importorskip("xllamacpp")
     tokenizer = byte_level(tmp_path, name)
     assert vocabulary(tokenizer).pre == name
-    model = Transformer(ModelConfig.preset("tiny", vocab_size=512, num_hidden_layers=1), seed=3)
-    save_gguf(model.state_dict(), model.config, tokenizer, tmp_path / "m.gguf")
-    chat = [{"role": "user", "content": "hello"}]
-    task = {"model": str(tmp_path / "m.gguf"), "texts": texts(), "prompts": [], "chat": chat, "patience": PATIENCE}
-    script = [sys.executable, str(Path(__file__).with_name("llama_cpp.py"))]
-    done = subprocess.run(script, input=json.dumps(task), capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-2000:]
-    theirs = json.loads(done.stdout.splitlines()[-1])
+    theirs = ask_llama_cpp(tmp_path, tokenizer)
     for text, ids in zip(texts(), theirs["tokens"], strict=True):
         assert ids == tokenizer.encode(text), text
     assert theirs["prompt"][1].count(tokenizer.bos_id) == 3  # bos is <|im_start|> here: once more than the turns
@@ -147,3 +142,50 @@ def test_another_order_of_merges_is_no_sentencepiece(tmp_path: Path) -> None:
         vocabulary(loaded(right[:3]))
     with pytest.raises(UserError, match=r"prepares no text.*Lowercase"):
         vocabulary(loaded(right, normalizer={"type": "Lowercase"}))
+    first = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    with pytest.raises(UserError, match=r"prepares no text.*Metaspace"):
+        vocabulary(loaded(right, pre_tokenizer=first))
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+PREPARED: dict[str, tuple[Any, Any]] = {
+    "as transformers saves our export": (None, None),
+    "replaced": (REPLACE, None),
+    "prepended": ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, REPLACE]}, None),
+    "metaspace never": (None, {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never", "split": False}),
+}
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(train_tokenizer(TEXTS, tmp_path_factory.mktemp("ours"), 460))
+
+
+@pytest.mark.parametrize("how", PREPARED)
+def test_llama_cpp_takes_the_same_ids_of_sentencepiece_s_bpe(tmp_path: Path, ours: Tokenizer, how: str) -> None:
+    pytest.importorskip("xllamacpp")
+    files = tokenizer_files(ours, 512)
+    content = json.loads(files["tokenizer.json"])
+    content["normalizer"], content["pre_tokenizer"] = PREPARED[how]
+    if PREPARED[how] != (None, None):  # spaces are spelled as SentencePiece does
+        model = content["model"]
+        model["vocab"] = {piece.replace(" ", SPACE): i for piece, i in model["vocab"].items()}
+        model["merges"] = [[part.replace(" ", SPACE) for part in merge] for merge in model["merges"]]
+    for name, data in {**files, "tokenizer.json": json.dumps(content).encode()}.items():
+        (tmp_path / name).write_bytes(data)
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert vocabulary(tokenizer).model == "llama" and not tokenizer.is_sentencepiece
+    for text, ids in zip(texts(), ask_llama_cpp(tmp_path, tokenizer)["tokens"], strict=True):
+        assert ids == tokenizer.encode(text), text
+
+
+def ask_llama_cpp(directory: Path, tokenizer: Tokenizer) -> Any:
+    """What llama.cpp makes of the texts and of a chat."""
+    model = Transformer(ModelConfig.preset("tiny", vocab_size=512, num_hidden_layers=1), seed=3)
+    save_gguf(model.state_dict(), model.config, tokenizer, directory / "m.gguf")
+    chat = [{"role": "user", "content": "hello"}]
+    task = {"model": str(directory / "m.gguf"), "texts": texts(), "prompts": [], "chat": chat, "patience": PATIENCE}
+    script = [sys.executable, str(Path(__file__).with_name("llama_cpp.py"))]
+    done = subprocess.run(script, input=json.dumps(task), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
