@@ -201,7 +201,7 @@ def _hugging_face(address: str, revision: str | None) -> _Hub:
         return [one.path for one in hub.list_repo_tree(repository, repo_type="dataset", revision=commit)]
 
     def url(file: str) -> str:
-        return hf_hub_url(repository, file, repo_type="dataset", revision=commit, endpoint=address)
+        return str(hf_hub_url(repository, file, repo_type="dataset", revision=commit, endpoint=address))
 
     return _Hub(commit, entry, names, url)
 
