@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from minimind.base.defaults import CHECKPOINTS, FINAL, RUN_CONFIG
 from minimind.base.errors import UserError
@@ -15,15 +16,16 @@ def card_of(path: Path, licence: str | None) -> Card:
     from minimind.config.run import load_run_config
     from minimind.inference.server import model_name
 
-    more = {} if licence is None else {"licence": licence}
+    more: dict[str, Any] = {} if licence is None else {"licence": licence}
     run = _run_of(path)
     if run is None:
         return Card(model_name(path), **more)
+    more |= _recorded(run, path)
     try:
         config = load_run_config(path_inside(run, RUN_CONFIG))
     except (UserError, OSError):  # the weights are what is exported: a damaged record of the run costs its mention
         return Card(model_name(run), **more)
-    return Card.of_run(config, model_name(run), numbers=_numbers(run, path), **more)
+    return Card.of_run(config, model_name(run), **more)
 
 
 def _run_of(path: Path) -> Path | None:
@@ -33,20 +35,23 @@ def _run_of(path: Path) -> Path | None:
     return next((run for run in (place, above) if run is not None and (run / RUN_CONFIG).is_file()), None)
 
 
-def _numbers(run: Path, path: Path) -> dict[str, str]:
-    """The held-out evaluation at the step of this model, if there was one."""
+def _recorded(run: Path, path: Path) -> dict[str, Any]:
+    """What metrics.jsonl says: what kind of training it was, and the held-out evaluation at the step of this model."""
     from minimind.commands.report import load_run
 
     try:
         data = load_run(run)
     except UserError:
         return {}
-    place = path.resolve()
-    end = data.end or {}
+    place, end = path.resolve(), data.end or {}
     step = int(place.name.split("-")[-1]) if place.parent.name == CHECKPOINTS else end.get("step")
-    found = next((record for record in data.evaluations if record.get("step") == step), None)
-    if found is None or not isinstance(found.get("loss"), float):
+    found = next((record for record in data.evaluations if record.get("step") == step), {})
+    numbers = _numbers(step, found.get("loss"), found.get("bits_per_byte"))
+    return {"trained_on_texts": data.about.get("task") == "pretrain", "numbers": numbers}
+
+
+def _numbers(step: object, loss: object, bits: object) -> dict[str, str]:
+    if not isinstance(loss, float):
         return {}
-    numbers = {"step": f"{step:,}", "held-out loss": f"{found['loss']:.4f} nats a token"}
-    bits = found.get("bits_per_byte")
+    numbers = {"step": f"{step:,}", "held-out loss": f"{loss:.4f} nats a token"}
     return numbers | ({"held-out bits per byte": f"{bits:.4f}"} if isinstance(bits, float) else {})

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from minimind.base.errors import UserError
 from minimind.base.strict.json_text import read_small
 from minimind.config.model import ModelConfig
-from minimind.interop.tokenizer_files import adds_bos
 from minimind.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,12 +29,14 @@ _PLACE = 80  # characters of a name
 
 @dataclass(frozen=True)
 class Card:
-    """``sources``: data files, None where nobody knows; ``numbers``: what was measured, by name, with its unit."""
+    """``sources``: data files, None where nobody knows; ``numbers``: what was measured, by name, with its unit;
+    ``trained_on_texts``: pretraining here, where each text began with bos."""
 
     name: str = "minimind"
     licence: str = "unknown"
     base: str | None = None
     sources: tuple[str, ...] | None = None
+    trained_on_texts: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -56,8 +57,8 @@ def may_write(path: Path, mark: str) -> bool:
         return False
 
 
-def render(card: Card, config: ModelConfig, dtype: str, tokenizer: Tokenizer | None) -> str:
-    """The whole file, in which ``dtype`` names the weights'."""
+def render(card: Card, config: ModelConfig, dtype: str, tokenizer: Tokenizer | None, adds_bos: bool) -> str:
+    """The whole file. ``dtype``: of the weights; ``adds_bos``: whether the exported tokenizer puts it before texts."""
     front = {
         "license": card.licence,
         "library_name": "transformers",
@@ -72,7 +73,7 @@ def render(card: Card, config: ModelConfig, dtype: str, tokenizer: Tokenizer | N
         "## Data\n\n" + _data(card),
         *(["## Numbers\n\n" + _table(card.numbers)] if card.numbers else []),
         "## Licence\n\n" + _licence(card.licence),
-        "## How to load it\n\n" + _usage(tokenizer),
+        "## How to load it\n\n" + _usage(tokenizer, adds_bos),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -114,13 +115,13 @@ def _plain(text: str, keep: str = "") -> str:
     return kept[:_PLACE] or "?"
 
 
-def _usage(tokenizer: Tokenizer | None) -> str:
+def _usage(tokenizer: Tokenizer | None, adds_bos: bool) -> str:
     if tokenizer is None:
         return f"{_LOAD}```\n\nThe tokenizer is not among these files."
     parts = [_LOAD + (_CHAT if _has_chats(tokenizer) else _TEXT)]
     spelled = "<|bos|>" if tokenizer.is_sentencepiece else tokenizer.decode([tokenizer.bos_id], with_special=True)
     bos = f"`{_plain(spelled, keep='<|>')}`"
-    if adds_bos(tokenizer):
+    if adds_bos:
         parts.append(
             f"`tokenizer(text)` puts {bos} in front, as each text began in training. A chat that was rendered as text "
             "has it already: tokenize that with `add_special_tokens=False`, as `apply_chat_template` does."

@@ -23,7 +23,8 @@ from typing import Any
 
 import sentencepiece
 
-from minimind.text.huggingface_codec import JSON_NAME
+from minimind.base.strict.json_text import parse_json
+from minimind.text.huggingface_codec import CONFIG_NAME, JSON_NAME
 from minimind.text.marked_template import MARKED
 from minimind.text.tokenizer import Tokenizer
 
@@ -97,15 +98,31 @@ def bos_in_front(bos: str, bos_id: int) -> dict[str, Any]:
     }
 
 
-def adds_bos(tokenizer: Tokenizer) -> bool:
-    """Whether transformers puts bos in front of a text with the files of an export of this tokenizer. A tokenizer.json
-    goes out as it came: programs that tokenize rendered chats with it would get a second one."""
+def exported_files(tokenizer: Tokenizer, max_length: int, trained_on_texts: bool) -> dict[str, bytes]:
+    """The tokenizer's files in an export. A tokenizer.json goes out as it came, but for one thing: where a model was
+    trained on texts with it here, bos is put in front of texts, if nothing else is done to them there."""
     if tokenizer.is_sentencepiece:
-        return True
+        return {**tokenizer.files, **tokenizer_files(tokenizer, max_length)}
+    content, files = parse_json(tokenizer.files[JSON_NAME]), dict(tokenizer.files)
+    before = content.get("post_processor")
+    if not trained_on_texts or adds_bos(files, tokenizer.bos_id) or (before and before.get("type") != "ByteLevel"):
+        return files
+    bos = bos_in_front(tokenizer.decode([tokenizer.bos_id], with_special=True), tokenizer.bos_id)
+    content["post_processor"] = {"type": "Sequence", "processors": [before, bos]} if before else bos
+    files[JSON_NAME] = json.dumps(content, ensure_ascii=False).encode()
+    if CONFIG_NAME in files:  # else transformers 5 makes a post-processor of its own of these two
+        config = parse_json(files[CONFIG_NAME])
+        kept = {name: value for name, value in config.items() if name not in ("add_bos_token", "add_eos_token")}
+        files[CONFIG_NAME] = json.dumps(kept, indent=2, ensure_ascii=False).encode()
+    return files
+
+
+def adds_bos(files: Mapping[str, bytes], bos_id: int) -> bool:
+    """Whether the tokenizer.json among ``files`` puts bos in front of a text."""
     from tokenizers import Tokenizer as Library
 
-    ids: list[int] = Library.from_str(tokenizer.files[JSON_NAME].decode()).encode("a").ids
-    return ids[:1] == [tokenizer.bos_id]
+    ids: list[int] = Library.from_str(files[JSON_NAME].decode()).encode("a").ids
+    return ids[:1] == [bos_id]
 
 
 def _added_token(token_id: int, content: str) -> dict[str, Any]:

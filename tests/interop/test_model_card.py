@@ -37,7 +37,7 @@ def run(directory: Path, tokenizer: Tokenizer) -> Path:
     text = "train_file: [/home/someone/secret/news.jsonl, 'a`|<script>.txt']\nmodel_name_or_path: /home/x/base-model\n"
     (directory / "config.yaml").write_text(text)
     lines = [
-        {"kind": "run", "version": 1},
+        {"kind": "run", "version": 1, "task": "pretrain"},
         {"kind": "eval", "step": 40, "loss": 9.0, "bits_per_byte": 9.0},
         {"kind": "eval", "step": 50, "loss": 1.25, "bits_per_byte": 0.5},
         {"kind": "end", "step": 50, "reason": "finished", "seconds": 1.0},
@@ -57,12 +57,13 @@ def test_what_a_run_knows_is_told_and_no_path(tmp_path: Path, tokenizer: Tokeniz
 
 
 def test_what_nobody_knows_is_not_told(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    text = render(Card(), CONFIG, "float32", tokenizer)
+    text = render(Card(), CONFIG, "float32", tokenizer, adds_bos=True)
     assert front_of(text)["license"] == "unknown" and "Not stated" in text
     assert "not recorded" in text and "## Numbers" not in text
     directory = run(tmp_path / "run", tokenizer)
     (directory / "config.yaml").write_text("train_file: [")
-    assert card_of(directory, None) == Card("run")
+    damaged = card_of(directory, None)
+    assert (damaged.name, damaged.sources, damaged.trained_on_texts) == ("run", None, True)
     (directory / "config.yaml").write_text("seed: 1\n")
     (directory / "metrics.jsonl").unlink()
     assert card_of(directory / "final", None).numbers == {} and card_of(directory, None).name == "run"

@@ -16,9 +16,12 @@ from minimind.commands.models import evaluate_file, export_model
 from minimind.data.records.turns import Notes, turn_list
 from minimind.inference.loading import load_model
 from minimind.interop.huggingface import save_pretrained
+from minimind.interop.model_card import Card
 from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.chat import Turn, prompt_ids, render
+from minimind.text.template import JINJA
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
+from tests.interop.test_gguf_tokenizer import byte_level
 
 transformers = pytest.importorskip("transformers")
 
@@ -169,3 +172,35 @@ def test_the_files_are_for_everybody(exported: Path, tmp_path: Path) -> None:
         os.umask(before)
     written = [*(tmp_path / "hf").iterdir(), tmp_path / "model.gguf", tmp_path / "Modelfile"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {0o644} and len(written) == 10
+
+
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "Qwen2Tokenizer", None])
+@pytest.mark.parametrize("kind", ["bytes", None])
+def test_a_tokenizer_json_begins_texts_where_the_training_here_did(
+    tmp_path: Path, name: str | None, kind: str | None
+) -> None:
+    """A model that was trained on texts with MiniMind's kind of tokenizer, whose own files put nothing in front."""
+    tokenizer = byte_level(tmp_path)
+    config = json.loads(tokenizer.files["tokenizer_config.json"]) | {"add_bos_token": False}
+    config |= {"chat_template": JINJA, **({"tokenizer_class": name} if name else {})}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if kind is not None:
+        content = json.loads(tokenizer.files["tokenizer.json"])
+        content["post_processor"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        content["post_processor"]["use_regex"] = True
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(tmp_path)
+    model = Transformer(ModelConfig.preset("tiny", vocab_size=512, num_hidden_layers=1))
+    for trained in (False, True):
+        place = tmp_path / f"trained-{trained}"
+        save_pretrained(model.state_dict(), model.config, tokenizer, place, Card(trained_on_texts=trained))
+        theirs = transformers.AutoTokenizer.from_pretrained(place)
+        bos = [tokenizer.bos_id] if trained else []
+        assert theirs("hello 你好")["input_ids"] == [*bos, *tokenizer.encode("hello 你好")]
+        assert theirs.apply_chat_template([{"role": "user", "content": "hi"}])["input_ids"] == (
+            render([Turn("user", "hi")], tokenizer).ids
+        )
+        assert ("in front, as each text began" in (place / "README.md").read_text()) == trained
+        for path in (None, tmp_path):  # the tokenizer beside it, and the one that it was trained with
+            assert load_model(place, tokenizer=path)[1].encode("hello") == tokenizer.encode("hello")
+    assert (tmp_path / "trained-False" / "tokenizer.json").read_bytes() == tokenizer.files["tokenizer.json"]

@@ -282,6 +282,7 @@ def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
     weights = engine.weights()
     if engine.rank == 0:
         subdirectory(config.output_dir, final.name)
-        save_pretrained(weights, config.model, data.tokenizer, final, Card.of_run(config, config.output_dir.name))
+        card = Card.of_run(config, config.output_dir.name, trained_on_texts=data.train.kind == "pretrain")
+        save_pretrained(weights, config.model, data.tokenizer, final, card)
     engine.barrier()
     return final
