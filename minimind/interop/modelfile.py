@@ -26,13 +26,13 @@ _TEMPLATE = '''TEMPLATE """{{- range .Messages }}<|im_start|>{{ .Role }}
 def modelfile(gguf: str, config: ModelConfig, tokenizer: Tokenizer) -> str:
     """The text for the GGUF file of this name in the same directory."""
     template = chat_template(tokenizer)
-    ends = [tokenizer.decode([tokenizer.im_end_id], with_special=True)]
+    end = IM_END if template == JINJA else tokenizer.decode([tokenizer.im_end_id], with_special=True)
     lines = [
         MARK,
         f"# ollama create NAME -f {FILE_NAME}",
         f"FROM ./{gguf}",
         *([_TEMPLATE] if template == JINJA else []),
-        *(f'PARAMETER stop "{end}"' for end in dict.fromkeys([*ends, *([IM_END] if template == JINJA else [])])),
+        *([f'PARAMETER stop "{end}"'] if end.isprintable() and '"' not in end else []),  # nothing but a string
         f"PARAMETER temperature {CHAT_TEMPERATURE}",
         f"PARAMETER top_p {CHAT_TOP_P}",
         f"PARAMETER num_ctx {min(config.max_position_embeddings, _CONTEXT)}",
