@@ -14,7 +14,7 @@ from typing import Literal
 Kind = Literal["pretrain", "sft"]
 Reasoning = Literal["train", "drop"]  # what becomes of an answer's reasoning
 AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
-GgufDtype = Literal["f32", "f16", "bf16"]  # of the weights
+GgufDtype = Literal["f32", "f16", "bf16", "q8_0", "q4_k_m"]  # of the weights; the last two in a GGUF file only
 
 # Data
 ROW_LENGTH = 512  # max_seq_length

@@ -119,10 +119,15 @@ def export(
     format: Annotated[
         str, typer.Option(metavar="hf|pth|gguf", help="hf: Hugging Face; pth: MiniMind's own; gguf: llama.cpp")
     ] = "hf",
-    dtype: Annotated[GgufDtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
+    dtype: Annotated[
+        GgufDtype | None, typer.Option(help="of the weights; default: f16 in a gguf, the model's own in hf")
+    ] = None,
     tokenizer: ModelTokenizer = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", metavar="NAME", help="of the weights, for hf's model card: apache-2.0")
+    ] = None,
 ) -> None:
     """Write a model for other programs."""
     from minimind.commands.models import export_model
 
-    say(export_model(model, output, format, dtype, tokenizer))
+    say(export_model(model, output, format, dtype, tokenizer, licence=licence))

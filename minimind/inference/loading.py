@@ -138,13 +138,13 @@ def _read(source: Path) -> tuple[State, ModelConfig, Path]:
 
 def _refuse_another(loaded: Tokenizer, source: Path, beside: Path) -> None:
     """Raises UserError for a tokenizer that is not the model's, where an export's weights or a run tell which is."""
-    known = huggingface.trained_with(source) if (source / CONFIG).is_file() else None
-    if known is None and not source.is_file() and Tokenizer.there(beside):
-        known = Tokenizer.load(beside).fingerprint
-    if known is not None and known != loaded.fingerprint:
+    known = huggingface.trained_with(source) if (source / CONFIG).is_file() else ()
+    if not known and not source.is_file() and Tokenizer.there(beside):
+        known = (Tokenizer.load(beside).fingerprint,)
+    if known and loaded.fingerprint not in known:
         raise UserError(
             f"{loaded.path}: not the tokenizer that {source} was trained with (SHA-256 "
-            f"{loaded.fingerprint[:12]}... instead of {known[:12]}...): its ids mean other pieces; give that one"
+            f"{loaded.fingerprint[:12]}... instead of {known[0][:12]}...): its ids mean other pieces; give that one"
         )
 
 

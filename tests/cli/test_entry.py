@@ -68,7 +68,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["samples", "x", "--step", "0"], "--step"),
         (["samples", "x", "--step", "one"], "--step"),
         (["export", "x", "--output", "y", "--format", "onnx"], "onnx"),
-        (["export", "x", "--output", "y", "--dtype", "f32"], "--dtype is for --format gguf"),
+        (["export", "x", "--output", "y", "--format", "pth", "--dtype", "f32"], "--dtype is for --format hf and gguf"),
         (["export", "x", "--output", "y", "--format", "pth", "--dtype", "f32"], "MiniMind's .pth is f16"),
         (["serve", "x", "--port", "70000"], "--port"),
         (["report", "/nothing/there"], "/nothing/there/metrics.jsonl"),
