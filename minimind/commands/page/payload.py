@@ -50,14 +50,17 @@ def compared(values: Sequence[Value]) -> list[Value]:
 
 
 def changes(run: RunRecords, since: int | None) -> Value:
-    """What came after record ``since``; None: all. ``keep``: the page's rows before this step still stand."""
+    """What came after record ``since``; None: all (``whole``). ``keep``: the page's rows before this step still stand;
+    None: all of them.
+    """
     value: Value = {"generation": run.generation, "number": run.number, "state": ask(run)}
     if since is not None and since >= run.number:
         return value
     after = -1 if since is None else since
     floor = run.about.get("nats_per_byte_floor")
     return value | {
-        "keep": 0 if since is None else run.kept_since(after),
+        "whole": since is None,
+        "keep": None if since is None else run.kept_since(after),
         "train": _columns(run.train.names, run.train.since(after), buckets=since is None),
         "evaluations": _columns(run.evaluations.names, run.evaluations.since(after)),
         "sources": _sources(run, after),

@@ -6,6 +6,7 @@ const Curves = (() => {
   const MARK_COLOURS = { finding: "#d4a017", rollback: "#e4572e", resume: "#2f7ed8" };
   const NEAR = 7; // pixels from a mark at which it is read
   const CUTS = [0, 0.02, 0.05, 0.1, 0.2, 0.3]; // of the visible steps, whose height may be left out above
+  const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200]; // seconds
   const LATE = 0.25; // of the height, at least, for what happens in the second half
 
   function element(tag, properties, ...children) {
@@ -17,7 +18,8 @@ const Curves = (() => {
   /** Exponential mean over about `window` values, corrected for its start; gaps are passed over. */
   function runningMean(ys, window) {
     const decay = 1 - 1 / Math.max(window, 1);
-    let total = 0, weight = 0;
+    let total = 0,
+      weight = 0;
     return ys.map((y) => {
       if (y !== null) {
         total = decay * total + y;
@@ -29,7 +31,8 @@ const Curves = (() => {
 
   /** The index of the last x that is at most `x`, -1 for none. */
   function before(xs, x) {
-    let low = 0, high = xs.length;
+    let low = 0,
+      high = xs.length;
     while (low < high) {
       const middle = (low + high) >> 1;
       if (xs[middle] <= x) low = middle + 1;
@@ -55,14 +58,20 @@ const Curves = (() => {
     if (y === null || y === undefined) return "";
     const size = Math.abs(y);
     if (size >= 1e15 || (size > 0 && size < 1e-3)) return String(Number(y.toPrecision(3)).toExponential());
-    for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]])
+    for (const [unit, letter] of [
+      [1e12, "T"],
+      [1e9, "G"],
+      [1e6, "M"],
+      [1e4, "k"],
+    ])
       if (size >= unit) return `${Number((y / (letter === "k" ? 1e3 : unit)).toPrecision(4))}${letter}`;
     return String(Number(y.toPrecision(5)));
   }
 
   function duration(seconds) {
     if (seconds === null || seconds === undefined) return "";
-    const whole = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
+    const whole = Math.round(seconds),
+      two = (n) => String(n).padStart(2, "0");
     if (whole < 60) return `${whole}s`;
     if (whole < 3600) return `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
     if (whole < 86400) return `${Math.floor(whole / 3600)}h${two(Math.floor((whole % 3600) / 60))}m`;
@@ -97,7 +106,7 @@ const Curves = (() => {
   }
 
   class Chart {
-    /** `spec`: title, lines, marks, scale ("focus", "log" or "linear"), base, format, above (a text's maker). */
+    /** `spec`: title, lines, marks, scale ("focus", "log" or "linear"), base, above (a text's maker). */
     constructor(view, spec) {
       this.view = view;
       this.hidden = new Set();
@@ -114,8 +123,10 @@ const Curves = (() => {
 
     set(spec) {
       this.spec = spec;
-      const xs = spec.lines.filter((line) => !line.constant).flatMap((line) => (line.xs.length ? [line.xs[0], line.xs[line.xs.length - 1]] : []));
-      this.extent = xs.length ? [Math.min(...xs), Math.max(...xs)] : null;
+      const drawn = spec.lines.filter((line) => !line.constant && line.xs.length);
+      const firsts = drawn.map((line) => line.xs[0]),
+        lasts = drawn.map((line) => line.xs[line.xs.length - 1]);
+      this.extent = drawn.length ? [Math.min(...firsts), Math.max(...lasts)] : null;
     }
 
     close() {
@@ -152,48 +163,57 @@ const Curves = (() => {
 
     /** uPlot's series of our lines: smoothed ones also faintly as they are, in buckets as a band. */
     series() {
-      const series = [{}], tables = [], bands = [];
+      const series = [{}],
+        tables = [],
+        bands = [];
       const add = (line, ys, options) => {
+        const show = !this.hidden.has(line.label);
         tables.push([line.xs, ys]);
-        series.push({ stroke: line.colour, width: 1.5, points: { show: false }, show: !this.hidden.has(line.label), line, ...options });
+        series.push({ stroke: line.colour, width: 1, points: { show: false }, show, line, ...options });
       };
       for (const line of this.spec.lines) {
-        const faint = `${line.colour}55`;
         if (line.low) {
-          add(line, line.high, { stroke: `${line.colour}33`, width: 1 });
-          add(line, line.low, { stroke: `${line.colour}33`, width: 1 });
+          for (const ys of [line.high, line.low]) add(line, ys, { stroke: `${line.colour}33` });
           bands.push({ series: [series.length - 2, series.length - 1], fill: `${line.colour}22` });
-        } else if (line.smooth) add(line, line.ys, { stroke: faint, width: 1 });
-        line.mean = line.smooth ? runningMean(line.ys, Math.max(1, this.view.smoothing * line.ys.length)) : line.ys;
+        } else if (line.smooth) add(line, line.ys, { stroke: `${line.colour}55` });
+        const window = Math.max(1, this.view.smoothing * line.ys.length);
+        line.mean = line.smooth ? runningMean(line.ys, window) : line.ys;
         const points = line.dots ? { show: true, size: 6, fill: line.colour } : { show: false };
         const width = line.faint ? 1 : line.smooth ? 2 : 1.5;
-        add(line, line.mean, { width, points, main: !line.faint, dash: line.dash, stroke: line.faint ? `${line.colour}88` : line.colour });
+        const stroke = line.faint ? `${line.colour}88` : line.colour;
+        add(line, line.mean, { width, points, main: !line.faint, dash: line.dash, stroke });
       }
       return { series, tables, bands };
     }
 
     values() {
-      return this.spec.lines.flatMap((line) => [...(line.low || line.ys), ...(line.high || [])]).filter((y) => y !== null);
+      const all = this.spec.lines.flatMap((line) => [...(line.low || line.ys), ...(line.high || [])]);
+      return all.filter((y) => y !== null);
     }
 
     wantsLog() {
       const values = this.values();
       if (!values.length || this.view.y === "all") return false;
-      let least = Infinity, most = -Infinity;
+      let least = Infinity,
+        most = -Infinity;
       for (const y of values) {
         least = Math.min(least, y);
         most = Math.max(most, y);
       }
       if (least <= 0) return false;
-      return this.view.y === "log" || (this.spec.scale === "log" && most / least > 20);
+      return this.view.y === "log" || (this.spec.scale === "log" && most / least > 10);
     }
 
     options(series, bands) {
-      const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(name).trim();
-      const axis = { stroke: colour("--soft"), font: "11px system-ui, sans-serif", ticks: { stroke: colour("--line") } };
-      const grid = { stroke: colour("--line"), width: 1 };
-      const format = this.spec.format || short, xFormat = this.view.x === "elapsed" ? duration : short;
-      const times = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+      const style = getComputedStyle(document.documentElement),
+        colour = (name) => style.getPropertyValue(name).trim();
+      const grid = { stroke: colour("--line"), width: 1 },
+        font = "11px system-ui, sans-serif";
+      const axis = { stroke: colour("--soft"), font, grid, ticks: { stroke: colour("--line") } };
+      const timed = this.view.x === "elapsed",
+        xText = timed ? duration : short;
+      const steps = timed ? { incrs: [...TIMES, ...TIMES.map((seconds) => seconds * 86400)] } : {};
+      const yScale = { distr: this.logarithmic ? 3 : 1, log: this.spec.base || 10 };
       return {
         ...this.size(),
         series,
@@ -201,11 +221,11 @@ const Curves = (() => {
         legend: { show: false },
         scales: {
           x: { time: false, range: () => this.view.span() },
-          y: { distr: this.logarithmic ? 3 : 1, log: this.spec.base || 10, range: (u, low, high) => this.range(u, low, high) },
+          y: { ...yScale, range: (u) => this.range(u) },
         },
         axes: [
-          { ...axis, grid, space: 60, ...(this.view.x === "elapsed" ? { incrs: [...times, ...times.map((t) => t * 86400)] } : {}), values: (_, splits) => splits.map((x) => (Number.isInteger(x) || x > 10 ? xFormat(x) : "")) },
-          { ...axis, grid, size: 58, space: 34, values: (_, splits) => splits.map((y) => (y === null ? "" : format(y))) },
+          { ...axis, ...steps, space: 60, values: (_, xs) => xs.map((x) => (Number.isInteger(x) ? xText(x) : "")) },
+          { ...axis, size: 58, space: 34, values: (_, ys) => ys.map((y) => (y === null ? "" : short(y))) },
         ],
         cursor: {
           y: false,
@@ -213,16 +233,24 @@ const Curves = (() => {
           drag: { x: true, y: false, setScale: false },
           bind: { dblclick: () => () => this.view.look(null) },
         },
-        hooks: { setSelect: [(u) => this.zoom(u)], setCursor: [(u) => this.read(u)], draw: [(u) => this.drawMarks(u)] },
+        hooks: {
+          setSelect: [(u) => this.zoom(u)],
+          setCursor: [(u) => this.read(u)],
+          draw: [(u) => this.drawMarks(u)],
+        },
       };
     }
 
     /** The y range of what is visible. In "focus" the first steps' height may be left out, until the second half of
         what is visible has its share: a loss that falls from 7 to 0.6 is no flat line then. */
-    range(u, low, high) {
-      const [from, to] = this.view.span(), [xs] = u.data;
-      const first = Math.max(before(xs, from), 0), last = Math.max(before(xs, to), first);
-      let least = Infinity, most = -Infinity, lateMost = -Infinity;
+    range(u) {
+      const [from, to] = this.view.span(),
+        [xs] = u.data;
+      const first = Math.max(before(xs, from), 0),
+        last = Math.max(before(xs, to), first);
+      let least = Infinity,
+        most = -Infinity,
+        lateMost = -Infinity;
       const tops = CUTS.map(() => -Infinity);
       for (let s = 1; s < u.series.length; s++) {
         if (!u.series[s].show) continue;
@@ -265,22 +293,26 @@ const Curves = (() => {
       const { left, top } = u.cursor;
       this.tip.hidden = left < 0 || left === undefined;
       if (this.tip.hidden) return;
-      const x = u.posToVal(left, "x"), format = this.spec.format || short;
+      const x = u.posToVal(left, "x");
       const rows = [];
       let at = null;
       for (const line of this.spec.lines) {
         if (this.hidden.has(line.label) || !line.xs.length) continue;
-        if (!line.constant && (x < line.xs[0] - (x - line.xs[0]) || line.faint) && !(line.faint && x >= line.xs[0] && x <= line.xs[line.xs.length - 1])) continue;
-        const i = line.constant ? 0 : nearest(line.xs, x), y = line.ys[i];
+        if (line.faint && (x < line.xs[0] || x > line.xs[line.xs.length - 1])) continue;
+        const i = line.constant ? 0 : nearest(line.xs, x),
+          y = line.ys[i];
         if (y === null) continue;
         if (at === null && !line.constant && !line.dots) at = line.xs[i];
         const where = line.dots ? ` (${this.xText(line.xs[i])})` : "";
-        const mean = line.smooth && this.view.smoothing > 0 && line.mean[i] !== y ? ` (≈ ${format(line.mean[i])})` : "";
-        const extremes = line.low && line.low[i] !== line.high[i] ? ` [${format(line.low[i])} – ${format(line.high[i])}]` : "";
-        rows.push(element("div", {}, dot(line.colour), `${line.label} `, element("b", {}, format(y)), `${extremes}${mean}${where}`));
+        const mean = line.smooth && line.mean[i] !== y ? ` (≈ ${short(line.mean[i])})` : "";
+        const spread =
+          line.low && line.low[i] !== line.high[i] ? ` [${short(line.low[i])} – ${short(line.high[i])}]` : "";
+        const value = element("b", {}, short(y));
+        rows.push(element("div", {}, dot(line.colour), `${line.label} `, value, `${spread}${mean}${where}`));
       }
       const marks = this.spec.marks.filter((mark) => Math.abs(u.valToPos(mark.x, "x") - left) <= NEAR);
-      for (const mark of marks.slice(0, 4)) rows.push(element("div", { className: "marked" }, dot(MARK_COLOURS[mark.kind]), mark.text));
+      for (const mark of marks.slice(0, 4))
+        rows.push(element("div", { className: "marked" }, dot(MARK_COLOURS[mark.kind]), mark.text));
       if (marks.length > 4) rows.push(element("div", {}, `+ ${marks.length - 4}`));
       this.tip.replaceChildren(element("div", { className: "soft" }, this.xText(at ?? x)), ...rows);
       this.place(left, top);
@@ -291,14 +323,16 @@ const Curves = (() => {
     }
 
     place(left, top) {
-      const { width, height } = this.tip.getBoundingClientRect(), room = this.u.over.clientWidth;
+      const { width, height } = this.tip.getBoundingClientRect(),
+        room = this.u.over.clientWidth;
       const right = left + 14 + width <= room;
-      this.tip.style.left = `${Math.max(right ? left + 14 : Math.min(left - 14 - width, room - width), 2 - 50)}px`;
+      this.tip.style.left = `${right ? left + 14 : Math.max(Math.min(left - 14, room) - width, -50)}px`;
       this.tip.style.top = `${Math.max(Math.min(top - height / 2, this.u.over.clientHeight - height), 0)}px`;
     }
 
     drawMarks(u) {
-      const { ctx, bbox } = u, scale = window.devicePixelRatio || 1;
+      const { ctx, bbox } = u,
+        scale = window.devicePixelRatio || 1;
       ctx.save();
       for (const mark of this.spec.marks) {
         const x = u.valToPos(mark.x, "x", true);
@@ -335,15 +369,18 @@ const Curves = (() => {
 
     toggle(label) {
       if (!this.hidden.delete(label)) this.hidden.add(label);
-      this.u.series.forEach((series, i) => i && series.line.label === label && this.u.setSeries(i, { show: !this.hidden.has(label) }));
+      const show = !this.hidden.has(label);
+      this.u.series.forEach((series, i) => i && series.line.label === label && this.u.setSeries(i, { show }));
       this.drawLegend();
     }
 
     /** A finger moves the cursor; up and down it scrolls the page. */
     touch() {
       const move = (event) => {
-        const box = this.u.over.getBoundingClientRect(), [finger] = event.touches;
-        this.u.setCursor({ left: Math.min(Math.max(finger.clientX - box.left, 0), box.width - 1), top: finger.clientY - box.top });
+        const box = this.u.over.getBoundingClientRect(),
+          [finger] = event.touches;
+        const left = Math.min(Math.max(finger.clientX - box.left, 0), box.width - 1);
+        this.u.setCursor({ left, top: finger.clientY - box.top });
       };
       this.u.over.addEventListener("touchstart", move, { passive: true });
       this.u.over.addEventListener("touchmove", move, { passive: true });

@@ -7,7 +7,8 @@
   const PAGE = JSON.parse(document.getElementById("runs").textContent);
   const EVERY = 2000; // milliseconds
   const MOST_MARKS = 300; // on an axis
-  const HELD_OUT = "#e4572e", FLOOR = "#808a94";
+  const HELD_OUT = "#e4572e",
+    FLOOR = "#808a94";
   const RAINBOW = ["#2f7ed8", "#e4572e", "#2a9d5c", "#9b59b6", "#d4a017", "#17a2b8", "#c2185b", "#6d4c41"];
   const several = PAGE.runs.length > 1;
   const main = document.querySelector("main");
@@ -22,39 +23,32 @@
 
   /* Runs: columns of numbers, to which a served page appends. */
 
-  function append(columns, more, from) {
-    const start = more.step && more.step.length ? from(more.step[0]) : Infinity;
+  function truncate(columns, step) {
     let keep = columns.step.length;
-    while (keep > 0 && columns.step[keep - 1] >= start) keep--;
-    for (const name of Object.keys(columns)) {
-      columns[name].length = keep;
-      columns[name].push(...(more[name] || more[name.replace(/\.(low|high)$/, "")] || []));
-    }
+    while (keep > 0 && columns.step[keep - 1] >= step) keep--;
+    for (const name of Object.keys(columns)) columns[name].length = keep;
   }
 
-  function cut(columns, step) {
-    append(columns, { step: [step] }, (first) => first);
-    for (const name of Object.keys(columns)) while (columns[name].length && columns.step.length < columns[name].length) columns[name].pop();
+  /** A step that comes again replaces what stood from there on. */
+  function append(columns, more) {
+    if (!more.step.length) return;
+    truncate(columns, more.step[0]);
+    for (const name of Object.keys(columns))
+      columns[name].push(...(more[name] || more[name.replace(/\.(low|high)$/, "")]));
   }
 
   function take(run, news) {
     if (news.train === undefined) return Object.assign(run, { state: news.state, number: news.number });
     if (news.keep !== null)
       for (const columns of [run.train, run.evaluations, ...Object.values(run.sources)]) truncate(columns, news.keep);
-    append(run.train, news.train, (first) => first);
-    append(run.evaluations, news.evaluations, (first) => first);
+    append(run.train, news.train);
+    append(run.evaluations, news.evaluations);
     for (const [name, columns] of Object.entries(news.sources)) {
       run.sources[name] ??= { step: [], loss: [] };
-      append(run.sources[name], columns, (first) => first);
+      append(run.sources[name], columns);
     }
     const { train, evaluations, sources, ...rest } = news;
     return Object.assign(run, rest);
-  }
-
-  function truncate(columns, step) {
-    let keep = columns.step.length;
-    while (keep > 0 && columns.step[keep - 1] >= step) keep--;
-    for (const name of Object.keys(columns)) columns[name].length = keep;
   }
 
   /** A run's x of steps: the steps themselves, tokens or seconds. */
@@ -76,7 +70,9 @@
   function column(run, name, label, options) {
     const ys = run.train[name];
     if (!some(ys)) return [];
-    const extremes = run.train[`${name}.low`] ? { low: run.train[`${name}.low`], high: run.train[`${name}.high`], smooth: true } : {};
+    const low = run.train[`${name}.low`],
+      high = run.train[`${name}.high`];
+    const extremes = low ? { low, high, smooth: true } : {};
     return [line(run, named(run, label), run.train.step, ys, { ...options, ...extremes })];
   }
 
@@ -92,9 +88,11 @@
     const { evaluations } = run;
     const at = evaluations.loss.findIndex((loss, i) => loss !== null && evaluations.bits_per_byte[i]);
     if (run.floor === null || at < 0) return [];
-    const bits = run.floor / Math.LN2, loss = (evaluations.loss[at] * bits) / evaluations.bits_per_byte[at];
+    const bits = run.floor / Math.LN2,
+      loss = (evaluations.loss[at] * bits) / evaluations.bits_per_byte[at];
     const y = { loss, ppl: Math.exp(loss), bits_per_byte: bits }[name];
-    const x = xs(run, run.train.step), ends = x.length ? [x[0], x[x.length - 1]] : [0, 1];
+    const x = xs(run, run.train.step),
+      ends = x.length ? [x[0], x[x.length - 1]] : [0, 1];
     return [{ label: named(run, t("floor line")), colour: FLOOR, xs: ends, ys: [y, y], constant: true, dash: [6, 4] }];
   }
 
@@ -105,29 +103,49 @@
   }
 
   function sourceLines() {
-    const pairs = PAGE.runs.flatMap((run) => Object.entries(run.sources).map(([name, columns]) => [run, name, columns]));
+    const pairs = PAGE.runs.flatMap((run) =>
+      Object.entries(run.sources).map(([name, columns]) => [run, name, columns]),
+    );
     return pairs.map(([run, name, columns], i) =>
-      line(run, named(run, name), columns.step, columns.loss, { colour: RAINBOW[i % RAINBOW.length], smooth: true }));
+      line(run, named(run, name), columns.step, columns.loss, { colour: RAINBOW[i % RAINBOW.length], smooth: true }),
+    );
   }
 
   function memory(run) {
     const unit = (ys) => ys.map((y) => (y === null ? null : y / 2 ** 30));
-    return ["host", "device"].filter((name) => some(run.train[`${name}_memory`])).map((name, i) =>
-      line(run, named(run, t(name)), run.train.step, unit(run.train[`${name}_memory`]), i && !several ? { colour: HELD_OUT } : {}));
+    return ["host", "device"]
+      .filter((name) => some(run.train[`${name}_memory`]))
+      .map((name, i) =>
+        line(
+          run,
+          named(run, t(name)),
+          run.train.step,
+          unit(run.train[`${name}_memory`]),
+          i && !several ? { colour: HELD_OUT } : {},
+        ),
+      );
   }
 
   const each = (maker) => PAGE.runs.flatMap(maker);
   const skips = (run) => (run.train.skipped.some((n) => n) ? column(run, "skipped", t("chart skipped")) : []);
+  const smooth = (name) => () => each((run) => column(run, name, t(`chart ${name}`), { smooth: true }));
+  const plain = (name) => () => each((run) => column(run, name, t(`chart ${name}`)));
+  const held = (name) => () => each((run) => [...heldOut(run, name), ...floor(run, name)]);
+  const losses = () => [
+    ...each((run) => column(run, "loss", t("training"), { smooth: true })),
+    ...held("loss")(),
+    ...each(branches),
+  ];
   const CHARTS = [
-    ["chart loss", () => [...each(branches), ...each((run) => column(run, "loss", t("chart loss"), { smooth: true })), ...each((run) => heldOut(run, "loss")), ...each((run) => floor(run, "loss"))], { scale: "focus" }],
-    ["chart perplexity", () => each((run) => [...heldOut(run, "ppl"), ...floor(run, "ppl")]), { scale: "focus" }],
-    ["chart bits", () => each((run) => [...heldOut(run, "bits_per_byte"), ...floor(run, "bits_per_byte")]), { scale: "focus" }],
+    ["chart loss", losses, { scale: "focus" }],
+    ["chart ppl", held("ppl"), { scale: "focus" }],
+    ["chart bits_per_byte", held("bits_per_byte"), { scale: "focus" }],
     ["chart sources", sourceLines, { scale: "focus" }],
-    ["chart norm", () => each((run) => column(run, "grad_norm", t("chart norm"), { smooth: true })), { scale: "log" }],
-    ["chart rate", () => each((run) => column(run, "lr", t("chart rate"))), { scale: "linear" }],
-    ["chart speed", () => each((run) => column(run, "tokens_per_second", t("chart speed"), { smooth: true })), { scale: "linear" }],
+    ["chart grad_norm", smooth("grad_norm"), { scale: "log" }],
+    ["chart lr", plain("lr"), { scale: "linear" }],
+    ["chart tokens_per_second", smooth("tokens_per_second"), { scale: "linear" }],
     ["chart memory", () => each(memory), { scale: "linear" }],
-    ["chart scale", () => each((run) => column(run, "loss_scale", t("chart scale"))), { scale: "log", base: 2 }],
+    ["chart loss_scale", plain("loss_scale"), { scale: "log", base: 2 }],
     ["chart skipped", () => each(skips), { scale: "linear" }],
   ];
 
@@ -156,7 +174,8 @@
   /* The parts of the page. */
 
   function stateText(run) {
-    const { state } = run, name = `state ${state.code}`;
+    const { state } = run,
+      name = `state ${state.code}`;
     const values = { ...state, seconds: duration(state.seconds ?? null), age: duration(state.age ?? null) };
     return t(name in WORDS.en ? name : "state other", values);
   }
@@ -168,7 +187,11 @@
   function table(head, rows) {
     const cells = (tag, row) => row.map((cell) => element(tag, {}, cell));
     const lines = rows.map((row) => element("tr", {}, ...cells("td", row)));
-    return element("div", { className: "scroll" }, element("table", {}, element("tr", {}, ...cells("th", head)), ...lines));
+    return element(
+      "div",
+      { className: "scroll" },
+      element("table", {}, element("tr", {}, ...cells("th", head)), ...lines),
+    );
   }
 
   const heads = () => PAGE.runs.map((run) => element("span", {}, dot(run.colour), run.label));
@@ -180,7 +203,10 @@
       return fact ? factText(fact) : "";
     };
     const state = (run) => element("span", { className: `state ${run.state.code}` }, stateText(run));
-    const rows = [[t("fact state"), ...PAGE.runs.map(state)], ...names.map((name) => [t(`fact ${name}`), ...PAGE.runs.map((run) => value(run, name))])];
+    const rows = [
+      [t("fact state"), ...PAGE.runs.map(state)],
+      ...names.map((name) => [t(`fact ${name}`), ...PAGE.runs.map((run) => value(run, name))]),
+    ];
     return table(["", ...heads()], rows);
   }
 
@@ -203,8 +229,17 @@
 
   function toolbar() {
     const has = (name) => PAGE.runs.every((run) => !run.train.step.length || run.train[name].every((y) => y !== null));
-    const axes = [["step", "steps"], ["tokens", "tokens"], ["elapsed", "elapsed"]].filter(([name]) => has(name));
-    const slider = element("input", { type: "range", min: "0", max: "100", value: String(Math.round(Math.sqrt(view.smoothing) * 250)) });
+    const axes = [
+      ["step", "steps"],
+      ["tokens", "tokens"],
+      ["elapsed", "elapsed"],
+    ].filter(([name]) => has(name));
+    const slider = element("input", {
+      type: "range",
+      min: "0",
+      max: "100",
+      value: String(Math.round(Math.sqrt(view.smoothing) * 250)),
+    });
     slider.setAttribute("aria-label", t("smoothing"));
     slider.addEventListener("input", () => {
       view.smoothing = (slider.value / 250) ** 2;
@@ -214,9 +249,32 @@
     return element(
       "div",
       { className: "tools" },
-      choice("x axis", axes, () => view.x, (value) => ((view.x = value), (view.part = null), redraw())),
-      choice("y axis", [["auto", "auto"], ["all", "all"], ["log", "log"]], () => view.y, (value) => ((view.y = value), redraw())),
-      choice("range", [[0, "all"], [0.5, "half"], [0.1, "tenth"]], part, (value) => view.look(value ? { last: value } : null)),
+      choice(
+        "x axis",
+        axes,
+        () => view.x,
+        (value) => ((view.x = value), (view.part = null), redraw()),
+      ),
+      choice(
+        "y axis",
+        [
+          ["auto", "auto"],
+          ["all", "all"],
+          ["log", "log"],
+        ],
+        () => view.y,
+        (value) => ((view.y = value), redraw()),
+      ),
+      choice(
+        "range",
+        [
+          [0, "all"],
+          [0.5, "half"],
+          [0.1, "tenth"],
+        ],
+        part,
+        (value) => view.look(value ? { last: value } : null),
+      ),
       element("label", {}, element("span", { className: "soft" }, t("smoothing")), slider),
     );
   }
@@ -225,14 +283,31 @@
     const all = PAGE.runs.flatMap((run) => run.samples.map((row) => ({ ...row, run })));
     if (!all.length) return null;
     const steps = [...new Set(all.map((row) => row.step))].sort((a, b) => a - b);
-    const slider = element("input", { type: "range", min: "0", max: String(steps.length - 1), value: String(steps.length - 1) });
+    const slider = element("input", {
+      type: "range",
+      min: "0",
+      max: String(steps.length - 1),
+      value: String(steps.length - 1),
+    });
     slider.setAttribute("aria-label", t("step"));
-    const label = element("b"), body = element("div", { className: "samples" });
+    const label = element("b"),
+      body = element("div", { className: "samples" });
     const show = () => {
       const step = steps[slider.value];
       label.textContent = `${t("step")} ${step.toLocaleString("en")}`;
-      body.replaceChildren(...all.filter((row) => row.step === step).map((row) =>
-        element("div", { className: "sample" }, element("div", { className: "soft" }, several ? `${row.run.label}: ` : ""), element("span", { className: "prompt" }, row.prompt), row.text)));
+      body.replaceChildren(
+        ...all
+          .filter((row) => row.step === step)
+          .map((row) =>
+            element(
+              "div",
+              { className: "sample" },
+              element("div", { className: "soft" }, several ? `${row.run.label}: ` : ""),
+              element("span", { className: "prompt" }, row.prompt),
+              row.text,
+            ),
+          ),
+      );
     };
     slider.addEventListener("input", show);
     show();
@@ -240,17 +315,29 @@
   }
 
   function findings() {
-    const rows = PAGE.runs.flatMap((run) => run.marks.filter((mark) => mark.kind !== "resume").map((mark) => [
-      ...(several ? [run.label] : []), mark.step === null ? t("before") : String(mark.step), mark.code, mark.message, mark.advice,
-    ]));
-    return rows.length ? table([...(several ? [t("run")] : []), t("step"), t("code"), t("what"), t("advice")], rows) : soft(t("none"));
+    const rows = PAGE.runs.flatMap((run) =>
+      run.marks
+        .filter((mark) => mark.kind !== "resume")
+        .map((mark) => [
+          ...(several ? [run.label] : []),
+          mark.step === null ? t("before") : String(mark.step),
+          mark.code,
+          mark.message,
+          mark.advice,
+        ]),
+    );
+    return rows.length
+      ? table([...(several ? [t("run")] : []), t("step"), t("code"), t("what"), t("advice")], rows)
+      : soft(t("none"));
   }
 
   const soft = (text) => element("p", { className: "soft" }, text);
 
   function configuration() {
     const blocks = PAGE.runs.flatMap((run) => [
-      ...Object.entries(run.files).map(([name, text]) => element("details", {}, element("summary", {}, named(run, name)), element("pre", {}, text))),
+      ...Object.entries(run.files).map(([name, text]) =>
+        element("details", {}, element("summary", {}, named(run, name)), element("pre", {}, text)),
+      ),
       ...(run.missing.length ? [soft(t("missing", { run: run.label, names: run.missing.join(", ") }))] : []),
     ]);
     return element("div", {}, ...blocks);
@@ -262,7 +349,10 @@
 
   function differs() {
     if (!PAGE.differences.length) return null;
-    return table([t("setting"), ...heads()], PAGE.differences.map((row) => [row.name, ...row.values]));
+    return table(
+      [t("setting"), ...heads()],
+      PAGE.differences.map((row) => [row.name, ...row.values]),
+    );
   }
 
   /* Drawing, and drawing again. */
@@ -286,7 +376,13 @@
     view.charts = specs.map(([kind, one]) => Object.assign(new Chart(view, one), { kind }));
     if (!view.charts.length) return soft(t("no steps"));
     const hint = matchMedia("(hover: none)").matches ? t("touch") : t("hint");
-    return element("div", {}, toolbar(), element("div", { className: "charts" }, ...view.charts.map((chart) => chart.node)), soft(hint));
+    return element(
+      "div",
+      {},
+      toolbar(),
+      element("div", { className: "charts" }, ...view.charts.map((chart) => chart.node)),
+      soft(hint),
+    );
   }
 
   function languageButton() {
@@ -300,7 +396,14 @@
 
   function render() {
     document.documentElement.lang = language;
-    const corner = element("div", { id: "corner" }, ...(PAGE.live ? [element("span", { id: "live", className: lost ? "lost" : "" }, lost ? t("lost") : `● ${t("live")}`)] : []), languageButton());
+    const corner = element(
+      "div",
+      { id: "corner" },
+      ...(PAGE.live
+        ? [element("span", { id: "live", className: lost ? "lost" : "" }, lost ? t("lost") : `● ${t("live")}`)]
+        : []),
+      languageButton(),
+    );
     document.getElementById("corner")?.remove();
     document.querySelector("header").append(corner);
     main.replaceChildren(
@@ -316,11 +419,14 @@
 
   /* A served page asks for what is new. */
 
-  const shape = () => JSON.stringify(PAGE.runs.map((run) => [CHARTS.map((kind) => spec(kind).lines.some((l) => some(l.ys))), run.samples.length]));
+  const shape = () =>
+    JSON.stringify(
+      PAGE.runs.map((run) => [CHARTS.map((kind) => spec(kind).lines.some((l) => some(l.ys))), run.samples.length]),
+    );
 
   function update(news) {
     const old = shape();
-    PAGE.runs = PAGE.runs.map((run, i) => (news[i].generation === run.generation ? take(run, news[i]) : { ...run, ...news[i] }));
+    PAGE.runs = PAGE.runs.map((run, i) => (news[i].whole ? { ...run, ...news[i] } : take(run, news[i])));
     if (shape() !== old) return render();
     replace("overview", overview());
     replace("findings", findings());
@@ -337,7 +443,7 @@
       const response = await fetch(`/news?since=${since}`, { cache: "no-store" });
       if (!response.ok) throw new Error(response.statusText);
       const news = await response.json();
-      const changed = lost || news.some((one, i) => one.train !== undefined || one.generation !== PAGE.runs[i].generation);
+      const changed = lost || news.some((one) => one.train !== undefined);
       if (lost) {
         lost = false;
         render();
