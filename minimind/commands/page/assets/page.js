@@ -59,6 +59,7 @@
   }
 
   const named = (run, name) => (several ? `${run.label}${name ? `: ${name}` : ""}` : name || run.label);
+  const titled = (run, name) => (several ? run.label : t(`chart ${name}`));
   const some = (ys) => ys.some((y) => y !== null);
 
   /* The charts: what each has of each run. */
@@ -72,8 +73,8 @@
     if (!some(ys)) return [];
     const low = run.train[`${name}.low`],
       high = run.train[`${name}.high`];
-    const extremes = low ? { low, high, smooth: true } : {};
-    return [line(run, named(run, label), run.train.step, ys, { ...options, ...extremes })];
+    const extremes = low ? { low, high } : {};
+    return [line(run, label, run.train.step, ys, { ...options, ...extremes })];
   }
 
   function heldOut(run, name) {
@@ -127,12 +128,12 @@
   }
 
   const each = (maker) => PAGE.runs.flatMap(maker);
-  const skips = (run) => (run.train.skipped.some((n) => n) ? column(run, "skipped", t("chart skipped")) : []);
-  const smooth = (name) => () => each((run) => column(run, name, t(`chart ${name}`), { smooth: true }));
-  const plain = (name) => () => each((run) => column(run, name, t(`chart ${name}`)));
+  const skips = (run) => (run.train.skipped.some((n) => n) ? column(run, "skipped", titled(run, "skipped")) : []);
+  const smooth = (name) => () => each((run) => column(run, name, titled(run, name), { smooth: true }));
+  const plain = (name) => () => each((run) => column(run, name, titled(run, name)));
   const held = (name) => () => each((run) => [...heldOut(run, name), ...floor(run, name)]);
   const losses = () => [
-    ...each((run) => column(run, "loss", t("training"), { smooth: true })),
+    ...each((run) => column(run, "loss", named(run, t("training")), { smooth: true })),
     ...held("loss")(),
     ...each(branches),
   ];
