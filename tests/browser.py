@@ -154,7 +154,10 @@ class Page:
 
     def errors(self) -> list[str]:
         """Exceptions of the page's code, and what the browser refused or could not load."""
-        thrown = [e["exceptionDetails"].get("exception", {}).get("description", "?") for e in self._events("Runtime.exceptionThrown")]
+        thrown = [
+            e["exceptionDetails"].get("exception", {}).get("description", "?")
+            for e in self._events("Runtime.exceptionThrown")
+        ]
         logged = [e["entry"]["text"] for e in self._events("Log.entryAdded") if e["entry"]["level"] == "error"]
         return thrown + logged
 

@@ -48,9 +48,6 @@ def facts(run: RunRecords) -> list[Fact]:
     ]
 
 
-
-
-
 def _fact(name: str, value: str = NA, text: str | None = None, **values: str) -> Fact:
     return {"name": name, "text": text, "values": {"value": value, **values}}
 

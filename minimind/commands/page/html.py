@@ -1,9 +1,9 @@
 """The page itself: one HTML text that holds its style, its code, its words in two languages and the runs.
 
-Contract. Everything that comes from a run stands in one JSON text, in a script element that no browser runs and with no
-``<`` in it; the code puts it on the page as text, never as markup. A policy in the page's head lets exactly the code and
-style of this file run, and nothing be loaded from anywhere (`connect-src 'self'` where the page is served and asks for
-more). Curves are drawn by uPlot 1.6.32 (assets/uPlot.LICENSE: MIT), which is inside the page, too.
+Contract. Everything that comes from a run stands in one JSON text, in a script element that no browser runs and with
+no ``<`` in it; the code puts it on the page as text, never as markup. A policy in the page's head lets exactly the code
+and style of this file run, and nothing be loaded from anywhere (`connect-src 'self'` where the page is served and asks
+for more). Curves are drawn by uPlot 1.6.32 (assets/uPlot.LICENSE: MIT; npm's file as it is), inside the page, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from minimind.commands.page.payload import compared, whole
 from minimind.commands.page.records import RunRecords
 
 MARK = '<p class="sub">MiniMind on DeepSpeed</p>'  # by which a page of ours is known
+WITHOUT_SCRIPTS = "The curves are drawn by JavaScript, which is in this page. 曲线由本页内的 JavaScript 绘制。"
 STYLES = ("uPlot.min.css", "page.css")
 SCRIPTS = ("uPlot.iife.min.js", "curves.js", "page.js")
 _ASSETS = Path(__file__).with_name("assets")
@@ -45,8 +46,8 @@ def page(runs: Sequence[RunRecords], live: bool = False) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy(live)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title>{styles}</head><body><header><div><h1>{title}</h1>{MARK}</div></header>"
-        '<noscript>This page draws its curves with JavaScript, which is in it. 本页的曲线由页内的 JavaScript 绘制。</noscript>'
-        f'<main></main>{_data("words", json.loads(asset("words.json")))}{_data("runs", content)}{scripts}'
+        f"<noscript>{WITHOUT_SCRIPTS}</noscript>"
+        f"<main></main>{_data('words', json.loads(asset('words.json')))}{_data('runs', content)}{scripts}"
         "</body></html>\n"
     )
 

@@ -141,7 +141,9 @@ def _is_positive(value: object) -> bool:
     return is_count(value, least=1)
 
 
-_COUNTS = "step tokens skipped host_memory device_memory parameters total_steps seed zero_stage vocab_size rows epoch_tokens"
+_COUNTS = (
+    "step tokens skipped host_memory device_memory parameters total_steps seed zero_stage vocab_size rows epoch_tokens"
+)
 _POSITIVE = "micro_batch_size accumulation world_size row_length"
 _NUMBERS = "loss ppl bits_per_byte grad_norm lr loss_scale tokens_per_second seconds epoch time nats_per_byte_floor"
 _TEXTS = "task model precision store code message advice reason rung trouble"

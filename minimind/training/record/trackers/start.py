@@ -6,6 +6,7 @@ same directory gets new ones.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pkgutil
 import re
@@ -45,8 +46,8 @@ def run_ids(run_dir: Path, names: list[str], resumed: bool) -> dict[str, str]:
     known = _read(run_dir / FILE_NAME) if resumed else {}
     ids = {name: known.get(name) or uuid.uuid4().hex[:8] for name in names}
     if ids.items() - known.items():
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write_durably(run_dir / FILE_NAME, json.dumps(known | ids) + "\n")
+        with contextlib.suppress(OSError):  # a full disk
+            write_durably(run_dir / FILE_NAME, json.dumps(known | ids) + "\n")
     return ids
 
 
@@ -61,8 +62,8 @@ def _read(path: Path) -> dict[str, str]:
 
 def facts(run_dir: Path, run_config: RunConfig) -> dict[str, Any]:
     """The settings, and what the run directory says of the DeepSpeed JSON, hardware, versions and git revision."""
-    found: dict[str, Any] = {"run": run_config.model_dump(mode="json")}
-    for title, name in (("deepspeed", RUN_JSON), ("environment", ENVIRONMENT)):
+    found: dict[str, Any] = run_config.model_dump(mode="json")
+    for title, name in (("ds_config", RUN_JSON), ("environment", ENVIRONMENT)):
         try:
             found[title] = read_json(run_dir, name)
         except (OSError, ValueError):  # a run without a directory of its own: a test, a notebook

@@ -24,9 +24,8 @@ class TensorboardRun(Background):
     def begin(self) -> Any:
         step = self._beginning.resumed_step
         writer = self._writer(None if step is None else step + 1)
-        for name, value in self._beginning.facts.items():
-            text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-            writer.add_text(name, f"```\n{text}\n```", step or 0)
+        text = json.dumps(self._beginning.facts, indent=2, ensure_ascii=False, default=str)
+        writer.add_text("run", f"```\n{text}\n```", step or 0)
         return {"writer": writer}
 
     def send(self, run: Any, numbers: Mapping[str, float], step: int) -> None:
@@ -38,7 +37,9 @@ class TensorboardRun(Background):
             run["writer"].add_scalar(name, value, step)
 
     def send_alert(self, run: Any, finding: Finding) -> None:
-        run["writer"].add_text("finding", f"**{finding.code}**: {finding.message}\n\n{finding.advice}", finding.step or 0)
+        run["writer"].add_text(
+            "finding", f"**{finding.code}**: {finding.message}\n\n{finding.advice}", finding.step or 0
+        )
 
     def end(self, run: Any, failed: bool) -> None:
         run["writer"].close()
