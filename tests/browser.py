@@ -1,4 +1,4 @@
-"""A real headless Chromium (Debian's package), driven over its debugging protocol through two pipes: no port, no driver.
+"""A real headless Chromium (Debian's package), driven by its debugging protocol through two pipes: no port, no driver.
 
 ``with Browser.start(folder) as browser, browser.page(...) as page`` or the skip that says what is missing.
 """

@@ -146,7 +146,7 @@ class RunRecords:
         """Seconds of training up to this record, the time between two sessions left out; None in older runs."""
         if record.get("time") is None or self._begun is None:
             return None
-        return max(self._before + record["time"] - self._begun, least or 0.0)
+        return max(self._before + float(record["time"]) - self._begun, least or 0.0)
 
     def _take_eval(self, record: Record) -> None:
         self.end = None

@@ -219,7 +219,7 @@ def _report_to(words: Words, value: Any) -> None:
         words.findings.append(
             Finding(
                 "yaml-unused",
-                f"{words.place('report_to')}: report_to {', '.join(others)}: no tracker here; metrics.jsonl is always there",
+                f"{words.place('report_to')}: report_to {', '.join(others)}: no tracker here; metrics.jsonl is there",
                 "write report_to: wandb, tensorboard, swanlab or none",
             )
         )

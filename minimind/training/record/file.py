@@ -32,7 +32,8 @@ def to_line(record: Mapping[str, Any]) -> bytes:
     clean = {k: None if k in bad else v for k, v in record.items()}
     if bad:
         clean["non_finite"] = bad
-    return json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    # A file name that is no UTF-8 has lone surrogates; backslashreplace's form of them is JSON's escape, too.
+    return json.dumps(clean, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

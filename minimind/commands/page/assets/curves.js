@@ -106,7 +106,7 @@ const Curves = (() => {
   }
 
   class Chart {
-    /** `spec`: title, lines, marks, scale ("focus", "log" or "linear"), base, above (a text's maker). */
+    /** `spec`: title, lines, marks, scale ("focus", "log", "linear" or "counts"), base, above (a text's maker). */
     constructor(view, spec) {
       this.view = view;
       this.hidden = new Set();
@@ -193,7 +193,7 @@ const Curves = (() => {
 
     wantsLog() {
       const values = this.values();
-      if (!values.length || this.view.y === "all") return false;
+      if (!values.length || this.view.y === "all" || this.spec.scale === "counts") return false;
       let least = Infinity,
         most = -Infinity;
       for (const y of values) {
@@ -267,6 +267,7 @@ const Curves = (() => {
         }
       }
       this.above.textContent = "";
+      if (most - least < 1e-6 * Math.abs(most)) least = most; // the rounding of a constant
       if (least === Infinity) return this.logarithmic ? [1, 10] : [0, 1];
       if (this.logarithmic) return uPlot.rangeLog(least, most, this.spec.base || 10, false);
       let top = most;

@@ -147,7 +147,7 @@
     ["chart tokens_per_second", smooth("tokens_per_second"), { scale: "linear" }],
     ["chart memory", () => each(memory), { scale: "linear" }],
     ["chart loss_scale", plain("loss_scale"), { scale: "log", base: 2 }],
-    ["chart skipped", () => each(skips), { scale: "linear" }],
+    ["chart skipped", () => each(skips), { scale: "counts" }],
   ];
 
   function marks(run) {

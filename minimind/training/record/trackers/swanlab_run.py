@@ -79,7 +79,7 @@ def _hush() -> None:
 
 
 def _let_go(run: Any) -> None:
-    """SwanLab 0.10 ends its run once more at exit and in ``sys.excepthook``, and would wait for a dead network there."""
+    """SwanLab 0.10 ends its run at exit and in ``sys.excepthook``, too, and would wait for a dead network there."""
     with contextlib.suppress(AttributeError):
         atexit.unregister(run._handle_atexit)
         sys.excepthook = run._sys_origin_excepthook
