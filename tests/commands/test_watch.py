@@ -66,8 +66,15 @@ def test_a_run_is_waited_for_and_a_broken_one_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "method", "status"),
-    [("/news?since=0.1-0.1", "GET", 404), ("/news?since=0.x", "GET", 404), ("/news", "GET", 404)]
-    + [("/metrics.jsonl", "GET", 404), ("/../a", "GET", 404), ("/", "POST", 405), ("/", "HEAD", 200)],
+    [
+        ("/news?since=0.1-0.1", "GET", 404),
+        ("/news?since=0.x", "GET", 404),
+        ("/news", "GET", 404),
+        ("/metrics.jsonl", "GET", 404),
+        ("/../a", "GET", 404),
+        ("/", "POST", 405),
+        ("/", "HEAD", 200),
+    ],
 )
 def test_nothing_else_is_answered(tmp_path: Path, target: str, method: str, status: int) -> None:
     assert _get(Watch([write(tmp_path, finished())]), target, method)[0] == status
