@@ -18,7 +18,7 @@ def test_the_floor_is_known_for_the_whole_held_out_file_of_the_corpus(files: dic
 
     def floor(*paths: Path) -> float | None:
         path = prepare(
-            [*paths], Tokenizer.load(files["tokenizer"]), tmp_path / f"store-{len(list(tmp_path.iterdir()))}"
+            [*paths], Tokenizer.load(files["tokenizer"]), tmp_path / "-".join(path.stem for path in paths)
         )
         data: Any = SimpleNamespace(held_out=TokenStore.open(path))
         return _floor(data)
