@@ -17,9 +17,7 @@ def test_the_floor_is_known_for_the_whole_held_out_file_of_the_corpus(files: dic
     corpus = write_demo(tmp_path / "corpus", num_pretrain=5, num_sft=5, num_eval=8, num_sft_eval=5)
 
     def floor(*paths: Path) -> float | None:
-        path = prepare(
-            [*paths], Tokenizer.load(files["tokenizer"]), tmp_path / "-".join(path.stem for path in paths)
-        )
+        path = prepare([*paths], Tokenizer.load(files["tokenizer"]), tmp_path / "-".join(path.stem for path in paths))
         data: Any = SimpleNamespace(held_out=TokenStore.open(path))
         return _floor(data)
 
