@@ -132,7 +132,7 @@ class RunRecords:
             return
         if step:
             self._mark(Mark("resume", step, "resumed", ""))
-        self._before = self.train.rows[-1][2] or 0.0 if self.train.rows else 0.0
+        self._before = self.elapsed
         self._begun = record.get("time")
 
     def _take_train(self, record: Record) -> None:
@@ -171,6 +171,11 @@ class RunRecords:
         if is_count(back) and is_count(trouble) and (trouble, back) not in self._rollbacks:
             self._rollbacks.add((trouble, back))
             self._rewind(back + 1)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training up to the last step, all sessions together; 0 where that is not known."""
+        return (self.train.rows[-1][2] or 0.0) if self.train.rows else 0.0
 
     def _mark(self, mark: Mark) -> None:
         if len(self.marks) < MOST_FINDINGS:

@@ -26,7 +26,7 @@ QUIET_TIMES = 20  # times the usual time between two lines
 
 
 def state_of(run: RunRecords, held: bool | None, now: float | None = None) -> dict[str, Any]:
-    """``{"code": ..., "seconds": ..., "age": ...}``: one of `ENDS` or another reason with the run's length, else
+    """``{"code": ..., "seconds": ..., "age": ...}``: one of `ENDS` or another reason with the length of all its sessions, else
 
     running   the lock is held, lines come (starting: none of this start has come yet)
     quiet     the lock is held, and no line has come for long
@@ -39,7 +39,7 @@ def state_of(run: RunRecords, held: bool | None, now: float | None = None) -> di
     """
     age = age_of(run, time.time() if now is None else now)
     if run.end is not None and (not held or age is None or age < CLOSING_SECONDS):
-        return {"code": run.end["reason"], "seconds": run.end["seconds"], "age": age}
+        return {"code": run.end["reason"], "seconds": max(run.end["seconds"], run.elapsed), "age": age}
     if run.number == 0:
         return {"code": "starting" if held else "empty", "age": None}
     quiet = age is not None and age > quiet_after(run)

@@ -37,6 +37,12 @@ def test_states(tmp_path: Path, records: list[dict[str, object]], held: bool | N
     assert state_of(run, held, now=START + after)["code"] == code
 
 
+def test_the_length_is_that_of_all_sessions(tmp_path: Path) -> None:
+    resumed = [about(400, step=300, time=START + 9e5), train(301, time=START + 9e5 + 1), end(301)]
+    run = load_records(write(tmp_path, [about(400), train(300), *resumed]))
+    assert state_of(run, False)["seconds"] == 301.0
+
+
 def test_a_run_that_hung_left_its_stacks(tmp_path: Path) -> None:
     run = load_records(write(tmp_path, GOING))
     (tmp_path / "hang").mkdir()
