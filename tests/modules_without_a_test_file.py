@@ -15,7 +15,6 @@ COVERED_BY = {
     "benchmarks/test_gpu.py": "base/peaks",
     "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
     "commands/test_plan.py": "config/memory",
-    "commands/test_report.py": "base/charts",
     "config/test_deepspeed.py": (
         "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
         "config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/optimizers config/deepspeed/precision "
@@ -49,9 +48,7 @@ COVERED_BY = {
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
-    "training/run/test_main.py": (
-        "training/run/directory training/run/held_out training/run/summary training/run/task"
-    ),
+    "training/run/test_main.py": ("training/run/directory training/run/held_out training/run/task"),
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
 }

@@ -194,13 +194,13 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     Computed again from the run's own record in metrics.jsonl: store, seed and rows a step decide the order of data.
     Raises UserError for a directory that holds no such record, and when the store is gone.
     """
-    from minimind.commands.report import load_run
+    from minimind.commands.page.records import load_records
     from minimind.data.store.batches import Batches
     from minimind.data.store.mixture import Part
     from minimind.data.store.store import TokenStore
     from minimind.training.health.ladder import FILE_NAME, data_step, read_rollbacks
 
-    about = load_run(run_dir).about
+    about = load_records(run_dir).about
     _refuse_missing(run_dir, about, ("store", "seed"))
     if not about["store"] or not os.path.isdir(about["store"]):  # noqa: PTH112 (Path's raises for a name too long)
         raise UserError(f"{run_dir}: the store is gone ({brief(about['store'])}): prepare the same files again")

@@ -149,7 +149,6 @@ def open_metrics(task: Task, material: Material, built: Built) -> Metrics:
         task.config,
         material.plan.total_steps,
         resumed_step=built.progress.step if built.start.checkpoint else None,
-        wandb_id=built.progress.wandb_id,
         best=built.progress.best,
         dry_run=task.arguments.dry_run,
     )
