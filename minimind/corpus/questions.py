@@ -1,10 +1,11 @@
-"""The conversations of the built-in corpus: five kinds of question, each in English and Chinese.
+"""The questions of the built-in corpus: five kinds, each in English and Chinese.
 
-Contract: ``conversation(kind, language, held_out, rng)`` returns MiniMind turns (``role``, ``content``) that end with
-an assistant turn. What the user says in a held-out conversation never occurs in training, at any size and any seed:
-sums, sortings and translations by the item itself (``demo_words.reserved``, so the pretraining text has none of them
-either), the others by the text of all the user's turns. Answers follow from the question, except translation, whose
-words the pretraining text teaches one by one and never in the reserved pairs.
+Contract: ``question(kind, language, held_out, rng)`` returns MiniMind turns (``role``, ``content``) that end with the
+question and its answer; before them stands what the question is about, if the user tells that in turns of its own.
+What the user says in a held-out question never occurs in training, at any size and any seed: sums, sortings and
+translations by the item itself (``words.reserved``, so the pretraining text has none of them either), the others by
+the text of all the user's turns. Answers follow from the question, except translation, whose words the pretraining
+text teaches one by one and never in the reserved pairs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Turns = list[dict[str, str]]
 T = TypeVar("T")
 
 
-def conversation(kind: str, language: Language, held_out: bool, rng: random.Random) -> Turns:
-    """One conversation of a kind in ``QUESTION_KINDS``; redrawn until it belongs to the wanted side."""
+def question(kind: str, language: Language, held_out: bool, rng: random.Random) -> Turns:
+    """One question of a kind in ``QUESTION_KINDS``; redrawn until it belongs to the wanted side."""
     while True:
         turns = QUESTION_KINDS[kind](language, held_out, rng)
         if kind in DIVIDED_BY_ITEM or reserved(question_text(turns)) == held_out:
@@ -36,7 +37,8 @@ def question_text(turns: Turns) -> str:
 def arithmetic(language: Language, held_out: bool, rng: random.Random) -> Turns:
     first = one(rng, [n for n in range(10, 90) if addends(n, held_out)])
     second = one(rng, addends(first, held_out))
-    asks = ("What is {}+{}?", "Please add {}+{}") if language is ENGLISH else ("{}+{}等于多少？", "请计算{}+{}")
+    words = ("What is {}+{}?", "Please add {}+{}") if language is ENGLISH else ("{}+{}等于多少？", "请计算{}+{}")
+    asks = (*words, "{}+{}")
     return dialogue(one(rng, asks).format(first, second), f"{first}+{second}={first + second}")
 
 

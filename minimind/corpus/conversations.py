@@ -1,0 +1,56 @@
+"""The conversations of the built-in corpus: questions of any kind and language in a row, as somebody asks who tries a model.
+
+Contract: questions do not depend on each other, so an answer follows from the last thing told that it is about; what
+was told earlier, of the same person even, is a distractor. Between what the user tells and the question about it other
+questions may stand, which tell nothing in turns of their own. A training conversation holds no held-out question and
+the other way round (``questions.question``).
+
+Known weakness: nobody asks twice about what was told once, and no question takes up an earlier answer.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+
+from minimind.corpus.questions import QUESTION_KINDS, TRAINED_TWICE, Turns, one, question
+from minimind.corpus.words import LANGUAGES
+
+MOST = 10
+"""Questions of a training conversation, but for those inside the last one."""
+HELD_OUT_KINDS = [(language, kind) for language in LANGUAGES for kind in QUESTION_KINDS]
+"""Of the first held-out conversations, and of each as many after them."""
+OTHERS = (0, 1, 0, 2)
+"""Questions before the one that counts: half of the held-out ones come second or third."""
+_TRAINED_KINDS = (*QUESTION_KINDS, *TRAINED_TWICE)
+_AT_ONCE = tuple(kind for kind in QUESTION_KINDS if kind != "memory")
+
+
+def training_conversation(rng: random.Random) -> Turns:
+    """One to ``MOST`` questions, none of them held out."""
+    count = 1 + int(rng.random() * MOST)
+    return list(chain.from_iterable(_training_part(rng) for _ in range(count)))
+
+
+def held_out_conversation(number: int, rng: random.Random) -> Turns:
+    """Ends with a held-out question of ``HELD_OUT_KINDS[number % 10]``, which comes first, second or third."""
+    language, kind = HELD_OUT_KINDS[number % len(HELD_OUT_KINDS)]
+    others = OTHERS[(number + number // len(HELD_OUT_KINDS)) % len(OTHERS)]  # each kind in each place
+    return _with_others(question(kind, language, True, rng), others, True, rng)
+
+
+def held_out_kind(number: int) -> str:
+    """The kind of the question with which held-out conversation ``number`` ends."""
+    return HELD_OUT_KINDS[number % len(HELD_OUT_KINDS)][1]
+
+
+def _training_part(rng: random.Random) -> Turns:
+    kind = one(rng, _TRAINED_KINDS)
+    others = int(rng.random() * 3) if kind not in _AT_ONCE else 0
+    return _with_others(question(kind, one(rng, LANGUAGES), False, rng), others, False, rng)
+
+
+def _with_others(asked: Turns, count: int, held_out: bool, rng: random.Random) -> Turns:
+    """``count`` other questions before the last one of ``asked``, after what the user tells for it."""
+    others = [question(one(rng, _AT_ONCE), one(rng, LANGUAGES), held_out, rng) for _ in range(count)]
+    return [*asked[:-2], *chain.from_iterable(others), *asked[-2:]]
