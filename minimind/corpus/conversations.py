@@ -1,4 +1,4 @@
-"""The conversations of the built-in corpus: questions of any kind and language in a row, as somebody asks who tries a model.
+"""The conversations of the built-in corpus: questions of any kind in a row, as somebody asks them who tries a model.
 
 Contract: questions do not depend on each other, so an answer follows from the last thing told that it is about; what
 was told earlier, of the same person even, is a distractor. Between what the user tells and the question about it other
@@ -16,12 +16,19 @@ from itertools import chain
 from minimind.corpus.questions import QUESTION_KINDS, TRAINED_TWICE, Turns, one, question
 from minimind.corpus.words import LANGUAGES
 
+KNOWS = (
+    "sums of two numbers without carrying, four digits in order, words of red apples and old boats in two languages, "
+    "and who is who and likes what, in English and Chinese"
+)
+EXAMPLES = ("What is 32+41?", "Hello, my name is Tom. I keep horses.", "翻译成英语：黑书")
+"""What somebody may try who has just met a model of this corpus."""
+
 MOST = 10
 """Questions of a training conversation, but for those inside the last one."""
 HELD_OUT_KINDS = [(language, kind) for language in LANGUAGES for kind in QUESTION_KINDS]
 """Of the first held-out conversations, and of each as many after them."""
-OTHERS = (0, 1, 0, 2)
-"""Questions before the one that counts: half of the held-out ones come second or third."""
+PLACES = (1, 2, 1, 3)
+"""Where in its conversation a held-out question comes: half of them second or third."""
 _TRAINED_KINDS = (*QUESTION_KINDS, *TRAINED_TWICE)
 _AT_ONCE = tuple(kind for kind in QUESTION_KINDS if kind != "memory")
 
@@ -35,13 +42,17 @@ def training_conversation(rng: random.Random) -> Turns:
 def held_out_conversation(number: int, rng: random.Random) -> Turns:
     """Ends with a held-out question of ``HELD_OUT_KINDS[number % 10]``, which comes first, second or third."""
     language, kind = HELD_OUT_KINDS[number % len(HELD_OUT_KINDS)]
-    others = OTHERS[(number + number // len(HELD_OUT_KINDS)) % len(OTHERS)]  # each kind in each place
-    return _with_others(question(kind, language, True, rng), others, True, rng)
+    return _with_others(question(kind, language, True, rng), held_out_place(number) - 1, True, rng)
 
 
 def held_out_kind(number: int) -> str:
     """The kind of the question with which held-out conversation ``number`` ends."""
     return HELD_OUT_KINDS[number % len(HELD_OUT_KINDS)][1]
+
+
+def held_out_place(number: int) -> int:
+    """Whether that question is the first, second or third of its conversation; each kind comes in each place."""
+    return PLACES[(number + number // len(HELD_OUT_KINDS)) % len(PLACES)]
 
 
 def _training_part(rng: random.Random) -> Turns:
