@@ -32,7 +32,8 @@ from minimind.corpus.grammar import (
     require_prefix_free,
     sample_document,
 )
-from minimind.corpus.questions import QUESTION_KINDS, question_text
+from minimind.corpus.conversations import MOST, held_out_kind, held_out_place
+from minimind.corpus.questions import QUESTION_KINDS, Turns
 from minimind.corpus.stories import KINDS, OPENINGS, write_day, write_document, write_word
 from minimind.corpus.words import ADJECTIVES, CHINESE, ENGLISH, LANGUAGES, NOUNS, reserved
 from minimind.text.tokenizer import Tokenizer
@@ -174,20 +175,64 @@ def test_floor_file_is_the_held_out_files_own(tmp_path: Path) -> None:
     assert report["documents"] == 50
 
 
-def test_the_ten_first_questions_are_one_of_each_kind_in_each_language() -> None:
-    asked = list(islice(conversations(0, held_out=True), 2 * len(QUESTION_KINDS)))
-    chinese = [bool(re.search("[\u4e00-\u9fff]", turns[0]["content"].replace("Chinese", ""))) for turns in asked]
-    assert chinese == [False] * 5 + [True] * 5
-    assert len({question_text(turns) for turns in asked}) == 10
-    assert [len(turns) for turns in asked] == [2, 2, 2, 2, 6] * 2
+def test_every_ten_held_out_questions_are_one_of_each_kind_in_each_language() -> None:
+    asked = list(islice(conversations(0, held_out=True), 100))
+    for start in range(0, 100, 10):
+        last = [turns[-2]["content"] for turns in asked[start : start + 10]]
+        chinese = [bool(re.search("[\u4e00-\u9fff]", text)) for text in last]
+        sums = [n for n, text in enumerate(last) if re.search(r"\d\+\d", text)]
+        assert chinese[1:5] + chinese[6:] in ([False] * 2 + [True, False] + [True] * 4, [False] * 4 + [True] * 4)
+        assert sums == [0, 5]
     assert all([t["role"] for t in turns] == ["user", "assistant"] * (len(turns) // 2) for turns in asked)
+
+
+def test_half_of_each_kind_come_second_or_third() -> None:
+    places = Counter((held_out_kind(n), held_out_place(n)) for n in range(100))
+    assert all(places[kind, 1] == 10 for kind in QUESTION_KINDS)
+    assert all(places[kind, 2] == places[kind, 3] == 5 for kind in QUESTION_KINDS)
+    for number, turns in enumerate(islice(conversations(0, held_out=True), 40)):
+        told = 2 if held_out_kind(number) == "memory" else 0
+        assert len(turns) == 2 * (told + held_out_place(number))
+
+
+def questions_of(turns: Turns) -> list[str]:
+    """The questions of a conversation, each with what the user told for it: all that decides whether it is held out."""
+    openings = ("Hello, my name is", "你好，我叫")
+    asked: list[str] = []
+    told: list[str] = []
+    for text in (turn["content"] for turn in turns if turn["role"] == "user"):
+        if text.startswith(openings) or len(told) == 1:
+            told.append(text)
+        elif told and re.search(r"\b(my|I)\b|我", text):
+            asked.append("\n".join([*told, text]))
+            told = []
+        else:
+            asked.append(text)
+    assert not told
+    return asked
 
 
 @pytest.mark.parametrize("train_seed", [0, 1])
 def test_no_held_out_question_occurs_in_training(train_seed: int) -> None:
-    asked = {question_text(turns) for turns in islice(conversations(0, held_out=True), 1500)}
-    trained = {question_text(turns) for turns in islice(conversations(train_seed, held_out=False), 6000)}
+    """Neither one that counts nor one before it, wherever they stand in a training conversation."""
+    asked = {q for turns in islice(conversations(0, held_out=True), 1500) for q in questions_of(turns)}
+    trained = {q for turns in islice(conversations(train_seed, held_out=False), 1500) for q in questions_of(turns)}
+    assert len(asked) > 1500 and len(trained) > 4000
     assert not asked & trained
+
+
+def test_a_training_conversation_has_up_to_ten_questions_in_any_order_and_language() -> None:
+    drawn = [questions_of(turns) for turns in islice(conversations(0, held_out=False), 600)]
+    counts = Counter(map(len, drawn))
+    assert all(counts[n] > 20 for n in range(1, MOST + 1)) and max(counts) <= MOST + 2
+    mixed = sum(any("What" in q for q in asked) and any("？" in q for q in asked) for asked in drawn)
+    assert mixed > 200
+    distant = [
+        turns
+        for turns in islice(conversations(0, held_out=False), 100)
+        if any(t["content"] in ("What is my name?", "我叫什么名字？") for t in turns)
+    ]
+    assert len(distant) > 10
 
 
 def test_no_held_out_answer_occurs_in_any_training_text() -> None:

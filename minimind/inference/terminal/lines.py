@@ -23,7 +23,7 @@ from minimind.data.store.rooms import default_cache, room
 ROOM, FILE = "history", "chat.jsonl"
 MOST_ENTRIES = 1000
 _MOST_BYTES = 4 << 20
-PROMPT = "> "
+PROMPT = "\n> "
 
 
 class Lines:
@@ -52,17 +52,16 @@ class Lines:
     def next(self) -> str | None:
         """The next line with something on it; None at the end of input, and at the second Ctrl-C in a row."""
         while True:
-            if self._terminal:
-                self._out.write("\n")
             try:
                 line = self._ask(PROMPT if self._terminal else "")
             except EOFError:
+                self._out.write("\n" if self._terminal else "")
                 return None
             except KeyboardInterrupt:
+                self._out.write("\n" if self._interrupted else "\n(Ctrl-C again ends)")
                 if self._interrupted:
                     return None
                 self._interrupted = True
-                self._out.write("\n(Ctrl-C again ends)")
                 continue
             self._interrupted = False
             if line.strip():
@@ -105,7 +104,7 @@ def _readline() -> ModuleType | None:
 
 
 def _prepare(readline: ModuleType, commands: Sequence[str]) -> None:
-    """Tab completes a command."""
+    """Tab completes a command; what is pasted is one entry, whatever line breaks it has (readline from 7.0 on)."""
 
     def complete(text: str, state: int) -> str | None:
         found = [f"/{name} " for name in commands if f"/{name}".startswith(text)] if text.startswith("/") else []
@@ -114,4 +113,5 @@ def _prepare(readline: ModuleType, commands: Sequence[str]) -> None:
     readline.set_completer(complete)
     readline.set_completer_delims(" ")
     libedit = "libedit" in (readline.__doc__ or "")
-    readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
+    for line in ("bind ^I rl_complete",) if libedit else ("tab: complete", "set enable-bracketed-paste on"):
+        readline.parse_and_bind(line)

@@ -22,7 +22,7 @@ def test_each_answer_has_seen_the_whole_conversation(tokenizer: Tokenizer, monke
     use(monkeypatch, speaker)
     chat_loop(Path("run"), "Be brief.", Sampling(), typing("你好", "", "And then?"), out)
     assert "河水。\n" in out.getvalue()
-    assert out.getvalue().endswith("The hill.\n")
+    assert "The hill.\n" in out.getvalue()
     turns = [Turn("system", "Be brief."), Turn("user", "你好"), Turn("assistant", "河水。"), Turn("user", "And then?")]
     assert speaker.prompts[1] == prompt_ids(turns, tokenizer)
     assert speaker.options[0]["stop_ids"] == {tokenizer.im_end_id, tokenizer.eos_id}
@@ -114,7 +114,7 @@ def test_an_interrupt_outside_an_answer_ends_nothing(tokenizer: Tokenizer, monke
 
     monkeypatch.setattr("minimind.inference.terminal.talk.prompt_ids", interrupted)
     chat_loop(Path("run"), None, Sampling(), typing("one", "two"), out)
-    assert out.getvalue().endswith("b\n\n")
+    assert out.getvalue().endswith("\nb\n\n")
 
 
 def test_saved_conversations_are_what_sft_reads(

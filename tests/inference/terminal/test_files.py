@@ -25,7 +25,7 @@ TEXTS = ["The river", "河水流过小山", "past the hill. The river 7 runs", "
 def model(tokenizer: Tokenizer) -> Transformer:
     config = ModelConfig.preset(
         "tiny",
-        vocab_size=330,
+        vocab_size=320,
         hidden_size=32,
         num_hidden_layers=2,
         head_dim=8,

@@ -15,7 +15,7 @@ from minimind.inference.terminal.lines import FILE, MOST_ENTRIES, ROOM, Lines
 from minimind.interop.huggingface import save_pretrained
 from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.tokenizer import Tokenizer
-from tests.inference.terminal.screen import CTRL_A, CTRL_C, CTRL_D, ENTER, UP, Screen
+from tests.inference.terminal.screen import CTRL_A, CTRL_D, ENTER, UP, Screen
 from tests.inference.terminal.speaking import typing
 
 LINES = """
@@ -39,7 +39,7 @@ def cache(tmp_path: Path) -> dict[str, str]:
 def endless(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     """A model that goes on for ever when it takes the likeliest token: none of those that end has a weight."""
     config = ModelConfig.preset(
-        "tiny", vocab_size=330, hidden_size=32, num_hidden_layers=1, head_dim=8, initializer_range=0.3
+        "tiny", vocab_size=320, hidden_size=32, num_hidden_layers=1, head_dim=8, initializer_range=0.3
     )
     model = Transformer(config, seed=1)
     with torch.no_grad():
@@ -77,14 +77,14 @@ def test_ctrl_c_clears_the_line_and_twice_ends(cache: dict[str, str], tmp_path: 
         screen.until("> ")
         screen.type("half a")
         screen.until("half a")
-        screen.type(CTRL_C)
+        screen.interrupt()
         screen.until("Ctrl-C again ends")
         screen.until("> ")
         screen.type(f"whole{ENTER}")
         screen.until("got 'whole'")
         for _ in range(2):
             screen.until("> ")
-            screen.type(CTRL_C)
+            screen.interrupt()
         assert screen.ended() == 0
         assert "half a'" not in screen.text
     assert (tmp_path / "cache" / ROOM / FILE).read_text() == '"whole"\n'
@@ -111,7 +111,7 @@ def test_a_whole_chat_on_a_terminal(endless: Path, cache: dict[str, str], tmp_pa
         screen.until("The river\r\n")
         while len(screen.text.rpartition("The river\r\n")[2]) < 5:  # it answers
             assert screen._more(float("inf"))
-        screen.type(CTRL_C)
+        screen.type("\x03")
         screen.until("> ")
         screen.type(f"/nonsense{ENTER}")
         screen.until("/nonsense: no such command")
