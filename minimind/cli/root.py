@@ -13,7 +13,6 @@ app = typer.Typer(
     name="minimind",
     help="Train MiniMind from raw text to chat with DeepSpeed. Training itself: deepspeed launch/pretrain.py --help",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from itertools import chain
 
-from minimind.corpus.questions import QUESTION_KINDS, TRAINED_TWICE, Turns, one, question
+from minimind.corpus.questions import QUESTION_KINDS, Turns, one, question
 from minimind.corpus.words import LANGUAGES
 
 KNOWS = (
@@ -24,19 +24,26 @@ EXAMPLES = ("What is 32+41?", "Hello, my name is Tom. I keep horses.", "翻译�
 """What somebody may try who has just met a model of this corpus."""
 
 MOST = 10
-"""Questions of a training conversation, but for those inside the last one."""
+"""Questions of a training conversation."""
 HELD_OUT_KINDS = [(language, kind) for language in LANGUAGES for kind in QUESTION_KINDS]
 """Of the first held-out conversations, and of each as many after them."""
 PLACES = (1, 2, 1, 3)
 """Where in its conversation a held-out question comes: half of them second or third."""
-_TRAINED_KINDS = (*QUESTION_KINDS, *TRAINED_TWICE)
+_TRAINED_KINDS = (*QUESTION_KINDS, "attributes", "memory", "memory")
+"""Looking up takes a model longer than the rest, and over several turns longest."""
 _AT_ONCE = tuple(kind for kind in QUESTION_KINDS if kind != "memory")
 
 
 def training_conversation(rng: random.Random) -> Turns:
     """One to ``MOST`` questions, none of them held out."""
-    count = 1 + int(rng.random() * MOST)
-    return list(chain.from_iterable(_training_part(rng) for _ in range(count)))
+    turns: Turns = []
+    left = 1 + int(rng.random() * MOST)
+    while left:
+        kind = one(rng, _TRAINED_KINDS)
+        others = min(left - 1, int(rng.random() * 3)) if kind not in _AT_ONCE else 0
+        turns += _with_others(question(kind, one(rng, LANGUAGES), False, rng), others, False, rng)
+        left -= 1 + others
+    return turns
 
 
 def held_out_conversation(number: int, rng: random.Random) -> Turns:
@@ -53,12 +60,6 @@ def held_out_kind(number: int) -> str:
 def held_out_place(number: int) -> int:
     """Whether that question is the first, second or third of its conversation; each kind comes in each place."""
     return PLACES[(number + number // len(HELD_OUT_KINDS)) % len(PLACES)]
-
-
-def _training_part(rng: random.Random) -> Turns:
-    kind = one(rng, _TRAINED_KINDS)
-    others = int(rng.random() * 3) if kind not in _AT_ONCE else 0
-    return _with_others(question(kind, one(rng, LANGUAGES), False, rng), others, False, rng)
 
 
 def _with_others(asked: Turns, count: int, held_out: bool, rng: random.Random) -> Turns:

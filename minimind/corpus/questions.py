@@ -97,8 +97,6 @@ QUESTION_KINDS: dict[str, Callable[[Language, bool, random.Random], Turns]] = {
     "translation": translation,
     "memory": memory,
 }
-TRAINED_TWICE = ("attributes", "memory")
-"""Kinds of which training has twice as many: looking up takes a model longer than the rest."""
 DIVIDED_BY_ITEM = ("arithmetic", "sorting", "translation")
 
 

@@ -189,7 +189,7 @@ def test_every_ten_held_out_questions_are_one_of_each_kind_in_each_language() ->
 def test_half_of_each_kind_come_second_or_third() -> None:
     places = Counter((held_out_kind(n), held_out_place(n)) for n in range(100))
     assert all(places[kind, 1] == 10 for kind in QUESTION_KINDS)
-    assert all(places[kind, 2] == places[kind, 3] == 5 for kind in QUESTION_KINDS)
+    assert all(places[kind, place] >= 4 for kind in QUESTION_KINDS for place in (2, 3))
     for number, turns in enumerate(islice(conversations(0, held_out=True), 40)):
         told = 2 if held_out_kind(number) == "memory" else 0
         assert len(turns) == 2 * (told + held_out_place(number))
@@ -224,21 +224,26 @@ def test_no_held_out_question_occurs_in_training(train_seed: int) -> None:
 def test_a_training_conversation_has_up_to_ten_questions_in_any_order_and_language() -> None:
     drawn = [questions_of(turns) for turns in islice(conversations(0, held_out=False), 600)]
     counts = Counter(map(len, drawn))
-    assert all(counts[n] > 20 for n in range(1, MOST + 1)) and max(counts) <= MOST + 2
+    assert all(counts[n] > 20 for n in range(1, MOST + 1)) and max(counts) == MOST
     mixed = sum(any("What" in q for q in asked) and any("？" in q for q in asked) for asked in drawn)
     assert mixed > 200
-    distant = [
-        turns
-        for turns in islice(conversations(0, held_out=False), 100)
-        if any(t["content"] in ("What is my name?", "我叫什么名字？") for t in turns)
-    ]
-    assert len(distant) > 10
+
+
+def test_other_questions_come_between_what_is_told_and_what_is_asked_of_it() -> None:
+    between: Counter[int] = Counter()
+    for turns in islice(conversations(0, held_out=False), 300):
+        asked = [turn["content"] for turn in turns if turn["role"] == "user"]
+        told = [n for n, text in enumerate(asked) if text.startswith(("Hello, my name is", "你好，我叫"))]
+        for start in told:
+            own = next(n for n in range(start + 2, len(asked)) if re.search(r"\b(my|I)\b|我", asked[n]))
+            between[own - start - 2] += 1
+    assert all(between[n] > 50 for n in range(3)) and max(between) == 2
 
 
 def test_no_held_out_answer_occurs_in_any_training_text() -> None:
     """The items themselves: held-out sums, sortings and translations, in pretraining and SFT text."""
     corpus = "\n".join(text for text, _ in islice(texts(0, False), 4000))
-    corpus += "\n".join(turn["content"] for turns in islice(conversations(0, False), 4000) for turn in turns)
+    corpus += "\n".join(turn["content"] for turns in islice(conversations(0, False), 800) for turn in turns)
     sums = re.findall(r"(\d\d)\+(\d\d)", corpus)
     assert len(sums) > 2000
     assert not any(reserved("sum", *sorted((int(a), int(b)))) for a, b in sums)
@@ -257,8 +262,12 @@ def test_held_out_texts_are_not_training_texts() -> None:
 
 def test_answers_are_right() -> None:
     seen: Counter[str] = Counter()
-    for turns in islice(conversations(3, held_out=False), 400):
-        question, answer = turns[-2]["content"], turns[-1]["content"]
+    pairs = [
+        (turns[n]["content"], turns[n + 1]["content"])
+        for turns in islice(conversations(3, held_out=False), 100)
+        for n in range(0, len(turns), 2)
+    ]
+    for question, answer in pairs:
         if numbers := re.search(r"(\d+)\+(\d+)", question):
             a, b = map(int, numbers.groups())
             assert answer == f"{a}+{b}={a + b}"
@@ -266,7 +275,7 @@ def test_answers_are_right() -> None:
         elif digits := re.search(r"\d,\d,\d,\d", question):
             assert answer == ",".join(sorted(digits[0].split(",")))
             seen["order"] += 1
-        elif len(turns) == 2 and len(question) > 40:
+        elif question.startswith("Facts: "):
             assert answer.removeprefix("You said ") in question, "the fact asked for stands in the question"
             seen["fact"] += 1
     assert all(seen[kind] >= 40 for kind in ("sum", "order", "fact")), seen

@@ -53,6 +53,12 @@ class Screen:
         start, self._read = self._read, self.text.index(text, self._read) + len(text)
         return self.text[start : self._read]
 
+    def until_long(self, count: int) -> None:
+        """Wait for ``count`` characters after what was waited for last."""
+        end = time.monotonic() + PATIENCE
+        while len(self.text) - self._read < count:
+            assert time.monotonic() < end and self._more(end), f"no more came than {self.text!r}"
+
     def interrupt(self) -> None:
         """Ctrl-C, once the program waits for a key: CPython forgets one that comes between the prompt and its wait."""
         wait_for(lambda: self._state() == "S", self.process)
