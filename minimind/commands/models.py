@@ -79,12 +79,18 @@ def evaluate_file(
 
 
 def export_hf(path: Path, output: Path, tokenizer_path: Path | None = None) -> Path:
-    """Write the model at `path` in Hugging Face layout; returns the directory. Raises UserError if there is none."""
+    """Write the model at `path` in Hugging Face layout; returns the directory. Raises UserError if there is none.
+
+    What it was made to know, where that is kept with it, goes with it.
+    """
+    from minimind.inference.about import about_model, write_about
     from minimind.inference.generation import load_model
     from minimind.interop.huggingface import save_pretrained
 
     model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
     save_pretrained(model.state_dict(), model.config, tokenizer, output)
+    if about := about_model(path):
+        write_about(about, output)
     return output
 
 

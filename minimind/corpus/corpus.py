@@ -3,7 +3,7 @@
     pretrain.jsonl   {"text": ...}                           stories, sums, sorted digits, a lexicon (stories.py)
     eval.jsonl       {"text": ...}                           held-out texts of the same grammar
     sft.jsonl        {"conversations": [{"role", "content"}]}  up to ten questions in a row (conversations.py)
-    sft_eval.jsonl   {"conversations": ...}                  one to three held-out questions, the last of each kind in turn
+    sft_eval.jsonl   {"conversations": ...}                  one to three held-out questions; each kind ends one in turn
     floor.json       the exact -log p of eval.jsonl under the generator that wrote it
 
 Contract: the same seed gives the same bytes on every machine, and a smaller corpus is the beginning of a larger one.

@@ -11,12 +11,11 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from minimind.base.defaults import FINAL
+from minimind.base.defaults import ABOUT, FINAL
 from minimind.base.display import complain
 from minimind.base.files import write_durably
 from minimind.base.strict.json_text import read_json, reason_of
 
-FILE_NAME = "about.json"
 _LONGEST, _MOST_BYTES = 300, 1 << 16
 
 
@@ -32,17 +31,17 @@ def about_model(path: Path) -> About | None:
     """What stands beside the weights of a run or an export; None where nothing does, and, said, where it is damaged."""
     for directory in (path, path / FINAL):
         try:
-            return _parsed(read_json(directory, FILE_NAME, _MOST_BYTES))
+            return _parsed(read_json(directory, ABOUT, _MOST_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError) as error:
-            complain(f"note: {directory / FILE_NAME}: not read: {reason_of(error)}")
+            complain(f"note: {directory / ABOUT}: not read: {reason_of(error)}")
     return None
 
 
 def write_about(about: About, directory: Path) -> None:
     """Put it beside the weights in ``directory``. OSError."""
-    write_durably(directory / FILE_NAME, json.dumps(asdict(about), ensure_ascii=False, indent=2) + "\n")
+    write_durably(directory / ABOUT, json.dumps(asdict(about), ensure_ascii=False, indent=2) + "\n")
 
 
 def _parsed(value: object) -> About:

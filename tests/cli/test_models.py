@@ -48,16 +48,20 @@ def test_every_command_that_loads_a_model_takes_a_tokenizer(
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--prompts", "p"], ["--output", "a"], ["--prompt", "x", "--prompts", "p", "--output", "a"], ["--prompt", "x", "--chat"]],
+    [
+        [],
+        ["--prompts", "p"],
+        ["--output", "a"],
+        ["--prompt", "x", "--prompts", "p", "--output", "a"],
+        ["--prompt", "x", "--chat"],
+    ],
 )
 def test_generate_takes_one_prompt_or_two_files(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run("generate", "model", *words) == 2
     assert "give --prompt TEXT, or --prompts FILE and --output FILE" in capsys.readouterr().err
 
 
-def test_the_answers_of_a_file_are_counted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_answers_of_a_file_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("minimind.inference.terminal.files.answer_file", lambda *_, **__: 1234)
     assert run("generate", "model", "--prompts", "p", "--output", "a.txt") == 0
     assert capsys.readouterr().out == "1,234 answers -> a.txt\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from minimind.corpus import corpus as demo
+from minimind.corpus.conversations import MOST, held_out_kind, held_out_place
 from minimind.corpus.corpus import (
     VOCABULARY,
     conversations,
@@ -32,7 +33,6 @@ from minimind.corpus.grammar import (
     require_prefix_free,
     sample_document,
 )
-from minimind.corpus.conversations import MOST, held_out_kind, held_out_place
 from minimind.corpus.questions import QUESTION_KINDS, Turns
 from minimind.corpus.stories import KINDS, OPENINGS, write_day, write_document, write_word
 from minimind.corpus.words import ADJECTIVES, CHINESE, ENGLISH, LANGUAGES, NOUNS, reserved

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from minimind.inference.about import FILE_NAME, About, about_model, write_about
+from minimind.base.defaults import ABOUT
+from minimind.inference.about import About, about_model, write_about
 
 
 @pytest.mark.parametrize("place", [".", "final"])
@@ -27,14 +28,14 @@ def test_most_models_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ["", "[]", "{}", '{"knows": "x"}', '{"knows": 3, "examples": []}', '{"knows": "x", "examples": [{}]}', "9" * 70000],
 )
 def test_a_strangers_file_is_said_and_left(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / FILE_NAME).write_text(content)
+    (tmp_path / ABOUT).write_text(content)
     assert about_model(tmp_path) is None
-    assert str(tmp_path / FILE_NAME) in capsys.readouterr().err
+    assert str(tmp_path / ABOUT) in capsys.readouterr().err
 
 
 def test_what_is_said_is_a_line_of_bounded_length(tmp_path: Path) -> None:
     record = {"knows": "a\nb" + "c" * 9999, "examples": ["x\n" * 999] * 9}
-    (tmp_path / FILE_NAME).write_text(json.dumps(record))
+    (tmp_path / ABOUT).write_text(json.dumps(record))
     about = about_model(tmp_path)
     assert about and len(about.knows) == 300 and len(about.examples) == 3
     assert not any("\n" in text for text in (about.knows, *about.examples))

@@ -131,4 +131,4 @@ COMMANDS: dict[str, Command] = {
 }
 ALIASES = {"quit": "exit", "bye": "exit", "q": "exit", "h": "help", "?": "help", "clear": "reset", "new": "reset"}
 KEYS = """
-A setting without a value is shown. Ctrl-C stops an answer or clears the line, twice at the prompt ends; so does Ctrl-D."""
+A setting without a value is shown. Ctrl-C stops an answer or clears the line; twice at the prompt, or Ctrl-D, ends."""

@@ -22,7 +22,6 @@ from minimind.base.errors import UserError
 from minimind.base.files import replacing
 from minimind.base.strict.json_text import parse_json, read_text_named, reason_of
 from minimind.data.records.turns import Notes, turn_list
-from minimind.data.records.values import BadRecord
 from minimind.inference.sampling import Sampling
 from minimind.inference.terminal.text import load
 from minimind.text.chat import Turn, prompt_ids
@@ -44,7 +43,13 @@ class Prompt:
 
 
 def answer_file(
-    path: Path, prompts: Path, output: Path, sampling: Sampling, *, chat: bool = False, tokenizer_path: Path | None = None
+    path: Path,
+    prompts: Path,
+    output: Path,
+    sampling: Sampling,
+    *,
+    chat: bool = False,
+    tokenizer_path: Path | None = None,
 ) -> int:
     """Answer each prompt of a file; how many. ``chat``: a line is a question, not a text to go on from.
 
@@ -56,7 +61,9 @@ def answer_file(
     limit = model.config.max_position_embeddings
     for number, prompt in enumerate(asked, 1):
         if len(prompt.ids) >= limit:
-            raise UserError(f"{prompts}:{number}: has {len(prompt.ids)} tokens, the model's limit is {limit}: shorten it")
+            raise UserError(
+                f"{prompts}:{number}: has {len(prompt.ids)} tokens, the model's limit is {limit}: shorten it"
+            )
     try:
         with replacing(output) as file:
             for prompt, answer in zip(asked, _answers(model, tokenizer, asked, sampling), strict=True):

@@ -64,7 +64,9 @@ def test_a_long_question_is_said_and_the_next_one_knows_all_that_was_said(
     use(monkeypatch, speaker, Model(positions=200))
     chat_loop(Path("run"), None, Sampling(100), typing("one", LONG, "two"), out)
     assert "ask a shorter one" in out.getvalue()
-    assert speaker.prompts[1] == prompt_ids([Turn("user", "one"), Turn("assistant", "a"), Turn("user", "two")], tokenizer)
+    assert speaker.prompts[1] == prompt_ids(
+        [Turn("user", "one"), Turn("assistant", "a"), Turn("user", "two")], tokenizer
+    )
 
 
 def test_a_full_context_is_said_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
