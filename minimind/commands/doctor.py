@@ -137,17 +137,17 @@ def check_compiler() -> Check:
 
 def check_build_locks() -> list[Check]:
     """A build that was killed leaves a lock (build_lock.py). A run that needs the op removes or waits for it."""
-    states = [(lock, verdict) for lock in builds.all_locks() if (verdict := build_lock.judge(lock))]
+    states = [(lock, found) for lock in builds.all_locks() if (found := build_lock.look_at(lock))]
     return [_build_lock(*state) for state in states] or [Check("build locks", "ok", "none")]
 
 
-def _build_lock(lock: Path, verdict: build_lock.Verdict) -> Check:
-    if verdict.state == "held":
-        return Check("build locks", "ok", f"{verdict.who} is compiling {lock.parent.name} ({lock})")
-    if verdict.state == "dead":
+def _build_lock(lock: Path, found: build_lock.LockState) -> Check:
+    if found.state == "held":
+        return Check("build locks", "ok", f"{found.who} is compiling {lock.parent.name} ({lock})")
+    if found.state == "dead":
         advice = f"a run that needs it removes it; any other software would wait for ever: rm {lock}"
         return Check("build locks", "note", f"stale, no process holds it: {lock}", advice)
-    return Check("build locks", "note", f"{lock}: {verdict.who}", builds.advice(lock))
+    return Check("build locks", "note", f"{lock}: {found.who}", builds.advice(lock))
 
 
 def check_disk(directory: Path, need: int = 2**31) -> Check:
