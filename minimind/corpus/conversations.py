@@ -17,8 +17,8 @@ from minimind.corpus.questions import QUESTION_KINDS, Turns, one, question
 from minimind.corpus.words import LANGUAGES
 
 KNOWS = (
-    "sums of two numbers without carrying, four digits in order, words of red apples and old boats in two languages, "
-    "and who is who and likes what, in English and Chinese"
+    "sums without carrying, digits in order, colours and things in two languages, facts that it is told, and who you "
+    "say you are, in English and Chinese"
 )
 EXAMPLES = ("What is 32+41?", "Hello, my name is Tom. I keep horses.", "翻译成英语：黑书")
 """What somebody may try who has just met a model of this corpus."""

@@ -74,12 +74,12 @@ def translation(language: Language, held_out: bool, rng: random.Random) -> Turns
 
 
 def memory(language: Language, held_out: bool, rng: random.Random) -> Turns:
-    """The user says who they are, says something else, and asks about an earlier turn."""
+    """The user says who they are, perhaps one thing more in a turn of its own, and asks about one of them."""
     name = one(rng, language.people)
-    first, second = some(rng, language.person_relations, 2)
-    values = {relation: one(rng, relation.values) for relation in (first, second)}
-    tell = [relation.my + values[relation] + language.stop for relation in (first, second)]
-    asked: Relation | None = one(rng, (first, second, None))
+    told = some(rng, language.person_relations, 1 + int(rng.random() * 2))
+    values = {relation: one(rng, relation.values) for relation in told}
+    first, *more = [relation.my + values[relation] + language.stop for relation in told]
+    asked: Relation | None = one(rng, (*told, None))
     if language is ENGLISH:
         opening, greeting, noted = f"Hello, my name is {name}. ", f"Hello, {name}.", "I see."
         by_name = ("What is my name?", f"Your name is {name}.")
@@ -87,7 +87,7 @@ def memory(language: Language, held_out: bool, rng: random.Random) -> Turns:
         opening, greeting, noted = f"你好，我叫{name}。", f"你好，{name}。", "明白了。"
         by_name = ("我叫什么名字？", f"你叫{name}。")
     ask, answer = by_name if asked is None else (asked.ask_me, asked.your + values[asked] + language.stop)
-    return dialogue(opening + tell[0], greeting, tell[1], noted, ask, answer)
+    return dialogue(opening + first, greeting, *(turn for fact in more for turn in (fact, noted)), ask, answer)
 
 
 QUESTION_KINDS: dict[str, Callable[[Language, bool, random.Random], Turns]] = {

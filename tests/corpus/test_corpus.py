@@ -8,7 +8,7 @@ import random
 import re
 from collections import Counter
 from dataclasses import asdict
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -191,19 +191,21 @@ def test_half_of_each_kind_come_second_or_third() -> None:
     assert all(places[kind, 1] == 10 for kind in QUESTION_KINDS)
     assert all(places[kind, place] >= 4 for kind in QUESTION_KINDS for place in (2, 3))
     for number, turns in enumerate(islice(conversations(0, held_out=True), 40)):
-        told = 2 if held_out_kind(number) == "memory" else 0
-        assert len(turns) == 2 * (told + held_out_place(number))
+        assert len(questions_of(turns)) == held_out_place(number)
+
+
+OPENINGS_OF_MEMORY = ("Hello, my name is", "你好，我叫")
+ABOUT_THE_USER = re.compile(r"\b(my|I)\b|我")
 
 
 def questions_of(turns: Turns) -> list[str]:
     """The questions of a conversation, each with what the user told for it: all that decides whether it is held out."""
-    openings = ("Hello, my name is", "你好，我叫")
     asked: list[str] = []
     told: list[str] = []
     for text in (turn["content"] for turn in turns if turn["role"] == "user"):
-        if text.startswith(openings) or len(told) == 1:
+        if text.startswith(OPENINGS_OF_MEMORY) or (text.endswith((".", "。")) and ABOUT_THE_USER.search(text)):
             told.append(text)
-        elif told and re.search(r"\b(my|I)\b|我", text):
+        elif told and ABOUT_THE_USER.search(text):
             asked.append("\n".join([*told, text]))
             told = []
         else:
@@ -233,10 +235,10 @@ def test_other_questions_come_between_what_is_told_and_what_is_asked_of_it() -> 
     between: Counter[int] = Counter()
     for turns in islice(conversations(0, held_out=False), 300):
         asked = [turn["content"] for turn in turns if turn["role"] == "user"]
-        told = [n for n, text in enumerate(asked) if text.startswith(("Hello, my name is", "你好，我叫"))]
-        for start in told:
-            own = next(n for n in range(start + 2, len(asked)) if re.search(r"\b(my|I)\b|我", asked[n]))
-            between[own - start - 2] += 1
+        own = [n for n, text in enumerate(asked) if ABOUT_THE_USER.search(text)]
+        for before, n in pairwise(own):
+            if not asked[n].startswith(OPENINGS_OF_MEMORY):
+                between[n - before - 1] += 1
     assert all(between[n] > 50 for n in range(3)) and max(between) == 2
 
 
