@@ -25,6 +25,8 @@ EXAMPLES = ("What is 32+41?", "Hello, my name is Tom. I keep horses.", "翻译�
 
 MOST = 10
 """Questions of a training conversation."""
+ALONE = 0.8
+"""Share of the training conversations that are one question, two fifths of the tokens: looking up is learned there first."""
 HELD_OUT_KINDS = [(language, kind) for language in LANGUAGES for kind in QUESTION_KINDS]
 """Of the first held-out conversations, and of each as many after them."""
 PLACES = (1, 2, 1, 3)
@@ -37,7 +39,7 @@ _AT_ONCE = tuple(kind for kind in QUESTION_KINDS if kind != "memory")
 def training_conversation(rng: random.Random) -> Turns:
     """One to ``MOST`` questions, none of them held out."""
     turns: Turns = []
-    left = 1 + int(rng.random() * MOST)
+    left = 1 if rng.random() < ALONE else 2 + int(rng.random() * (MOST - 1))
     while left:
         kind = one(rng, _TRAINED_KINDS)
         others = min(left - 1, int(rng.random() * 3)) if kind not in _AT_ONCE else 0

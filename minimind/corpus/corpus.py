@@ -102,7 +102,7 @@ def write_demo(
     directory: str | Path,
     seed: int = 0,
     num_pretrain: int = 16000,
-    num_sft: int = 5000,
+    num_sft: int = 16000,
     num_eval: int = 400,
     num_sft_eval: int = 200,
 ) -> DemoFiles:

@@ -61,7 +61,7 @@ class Screen:
 
     def interrupt(self) -> None:
         """Ctrl-C, once the program waits for a key: CPython forgets one that comes between the prompt and its wait."""
-        wait_for(lambda: self._state() == "S", self.process)
+        wait_for(lambda: self._state() == "S")
         self.type("\x03")
 
     def _state(self) -> str:

@@ -40,7 +40,7 @@ class Speaker:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, speaker: Speaker, model: Model | None = None) -> None:
-    monkeypatch.setitem(sys.modules, "minimind.inference.generation", speaker)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "minimind.inference.generation", speaker)
     for module in (text, chat):
         monkeypatch.setattr(module, "load", lambda path, tokenizer: (model or Model(), speaker.tokenizer))
 

@@ -67,7 +67,7 @@ def test_records_come_back_with_their_answers(
 ) -> None:
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "河水"}]
-    records = [{"id": 7, "prompt": "The river"}, {"messages": messages}]
+    records: list[dict[str, object]] = [{"id": 7, "prompt": "The river"}, {"messages": messages}]
     prompts.write_text("".join(json.dumps(record) + "\n" for record in records))
     answer_file(saved, prompts, output, GREEDY)
     first, second = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
