@@ -26,7 +26,7 @@ EXAMPLES = ("What is 32+41?", "Hello, my name is Tom. I keep horses.", "翻译�
 MOST = 10
 """Questions of a training conversation."""
 ALONE = 0.8
-"""Share of the training conversations that are one question, two fifths of the tokens: looking up is learned there first."""
+"""Share of the training conversations that are one question, two fifths of the tokens: there looking up is learned."""
 HELD_OUT_KINDS = [(language, kind) for language in LANGUAGES for kind in QUESTION_KINDS]
 """Of the first held-out conversations, and of each as many after them."""
 PLACES = (1, 2, 1, 3)
