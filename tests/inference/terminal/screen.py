@@ -45,6 +45,11 @@ class Screen:
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def answer(self, keys: str) -> None:
+        """Type at the next prompt: before it a terminal handles keys by itself, and Ctrl-D is lost."""
+        self.until("> ")
+        self.type(keys)
+
     def until(self, text: str) -> str:
         """Wait until ``text`` has come after what was waited for last; everything up to its end."""
         end = time.monotonic() + PATIENCE

@@ -51,36 +51,32 @@ def endless(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> P
 
 def test_a_line_can_be_edited_and_comes_back_in_the_next_chat(cache: dict[str, str], tmp_path: Path) -> None:
     with Screen(LINES, environment=cache) as screen:
-        screen.until("> ")
-        screen.type(f"bc{CTRL_A}a{ENTER}")
+        screen.answer(f"bc{CTRL_A}a{ENTER}")
         screen.until("got 'abc'")
-        screen.type(f"/res\t{ENTER}")
+        screen.answer(f"/res\t{ENTER}")
         screen.until("got '/reset '")
-        screen.type(f"河水{ENTER}")
+        screen.answer(f"河水{ENTER}")
         screen.until("got '河水'")
-        screen.type(CTRL_D)
+        screen.answer(CTRL_D)
         assert screen.ended() == 0
     history = tmp_path / "cache" / ROOM / FILE
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert [json.loads(line) for line in history.read_text().splitlines()] == ["abc", "/reset ", "河水"]
     with Screen(LINES, environment=cache) as screen:
-        screen.until("> ")
-        screen.type(f"{UP}{UP}{UP}d{ENTER}")
+        screen.answer(f"{UP}{UP}{UP}d{ENTER}")
         screen.until("got 'abcd'")
-        screen.type(CTRL_D)
+        screen.answer(CTRL_D)
         screen.ended()
     assert len(history.read_text().splitlines()) == 4
 
 
 def test_ctrl_c_clears_the_line_and_twice_ends(cache: dict[str, str], tmp_path: Path) -> None:
     with Screen(LINES, environment=cache) as screen:
-        screen.until("> ")
-        screen.type("half a")
+        screen.answer("half a")
         screen.until("half a")
         screen.interrupt()
         screen.until("Ctrl-C again ends")
-        screen.until("> ")
-        screen.type(f"whole{ENTER}")
+        screen.answer(f"whole{ENTER}")
         screen.until("got 'whole'")
         for _ in range(2):
             screen.until("> ")
@@ -97,7 +93,7 @@ def test_a_pasted_text_of_several_lines_is_one_question(cache: dict[str, str], t
             pytest.skip("this readline (libedit, or one before 8.1) knows no bracketed paste")
         screen.type(f"\x1b[200~one\ntwo\x1b[201~{ENTER}")
         screen.until(r"got 'one\ntwo'")
-        screen.type(CTRL_D)
+        screen.answer(CTRL_D)
         screen.ended()
     assert json.loads((tmp_path / "cache" / ROOM / FILE).read_text()) == "one\ntwo"
 
@@ -106,19 +102,17 @@ def test_a_whole_chat_on_a_terminal(endless: Path, cache: dict[str, str], tmp_pa
     saved = tmp_path / "talk.jsonl"
     with Screen(CHAT, [str(endless), "--temperature", "0", "--max-new-tokens", "9000"], cache) as screen:
         screen.until("/help lists commands")
-        screen.until("> ")
-        screen.type(f"The river{ENTER}")
+        screen.answer(f"The river{ENTER}")
         screen.until("The river\r\n")
         screen.until_long(100)  # it answers
         screen.type("\x03")
-        screen.until("> ")
-        screen.type(f"/nonsense{ENTER}")
+        screen.answer(f"/nonsense{ENTER}")
         screen.until("/nonsense: no such command")
-        screen.type(f"/max_new_tokens 3{ENTER}")
+        screen.answer(f"/max_new_tokens 3{ENTER}")
         screen.until("max_new_tokens is 3")
-        screen.type(f"/save {saved}{ENTER}")
+        screen.answer(f"/save {saved}{ENTER}")
         screen.until("2 turns ->")
-        screen.type(f"/exit{ENTER}")
+        screen.answer(f"/exit{ENTER}")
         assert screen.ended() == 0
         assert "Traceback" not in screen.text
     assert json.loads(saved.read_text())["conversations"][1]["content"], "what it had said when it was stopped"
