@@ -7,6 +7,7 @@ import pty
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ class Screen:
 
     def __init__(self, code: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
         self._master, slave = pty.openpty()
+        modes = termios.tcgetattr(slave)
+        modes[3] |= termios.NOFLSH  # else Ctrl-C throws away what the program writes at the same moment
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
         self.text, self._read = "", 0
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CONTROLLING + code, *arguments],
