@@ -26,7 +26,7 @@ COVERED_BY = {
         "config/run/wording"
     ),
     "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
-    "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
+    "corpus/test_corpus.py": "corpus/conversations corpus/grammar corpus/questions corpus/stories corpus/words",
     "data/test_fetch.py": "commands/streaming data/http data/read/remote",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
     "data/read/test_sources.py": "data/read/json_text data/read/streams",

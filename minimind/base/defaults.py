@@ -49,6 +49,7 @@ CHAT_TOKENS, CHAT_TEMPERATURE, CHAT_TOP_P = 400, 0.7, 0.9
 
 # What a run directory holds
 OUTPUT_DIRECTORY = Path("runs/run")
+ABOUT = "about.json"  # beside weights: what the model was made to know
 CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
 STEP_NAME = "step-[0-9]{8,18}"  # a checkpoint's directory in CHECKPOINTS, as a pattern
 RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"

@@ -85,12 +85,14 @@ def export_hf(
     tokenizer_path: Path | None = None,
     licence: str | None = None,
 ) -> Path:
-    """Write the model at `path` in Hugging Face layout, with a model card; returns the directory.
+    """Write the model at `path` in Hugging Face layout, with a model card; returns the directory. What it
+    was made to know, where that is kept with it, goes with it.
 
     `dtype`: of the weights, None as they are loaded (fp32 on a CPU). Raises UserError if there is no model, and for a
     weight too large for f16.
     """
     from minimind.commands.facts import card_of
+    from minimind.inference.about import about_model, write_about
     from minimind.inference.generation import load_model
     from minimind.interop.gguf_types import PLAIN, cast
     from minimind.interop.huggingface import save_pretrained
@@ -102,6 +104,8 @@ def export_hf(
     if dtype is not None:
         weights = {name: cast(name, value, PLAIN[dtype.upper()]) for name, value in weights.items()}
     save_pretrained(weights, model.config, tokenizer, output, card_of(path, licence))
+    if about := about_model(path):
+        write_about(about, output)
     return output
 
 

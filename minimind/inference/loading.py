@@ -11,6 +11,8 @@ not looked up.
 
 from __future__ import annotations
 
+import contextlib
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.tokenizer import NAMES, Tokenizer
 
 State = dict[str, Tensor]
+_MOST_CHILDREN, _MOST_NAMED = 1000, 5  # of a directory without a model: looked at, and named
 
 
 def load_model(
@@ -104,7 +107,21 @@ def _resolve(path: Path) -> Path:
         return latest
     raise UserError(
         f"{path}: no model in it (no final/, no complete checkpoint, no config.json with model.safetensors)"
+        f"{_models_below(path)}"
     )
+
+
+def _models_below(path: Path) -> str:
+    """The models one level below, by name, for whoever has named the directory that holds the runs."""
+    with contextlib.suppress(OSError):  # nothing can be looked at: then nothing is named
+        found = sorted(str(child) for child in islice(path.iterdir(), _MOST_CHILDREN) if _holds_model(child))
+        more = ", ..." if len(found) > _MOST_NAMED else ""
+        return f"; there is one in {', '.join(found[:_MOST_NAMED])}{more}" if found else ""
+    return ""
+
+
+def _holds_model(path: Path) -> bool:
+    return any((place / CONFIG).is_file() for place in (path, path / FINAL)) or (path / LATEST).is_file()
 
 
 def _inside(run_dir: Path, name: str) -> Path:

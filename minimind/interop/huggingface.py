@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
+from minimind.base.defaults import ABOUT, TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.base.errors import UserError
 from minimind.base.files import path_inside, replacing, write_bytes_durably
 from minimind.base.strict.json_text import brief, read_json
@@ -61,7 +61,9 @@ def save_pretrained(
         files = exported_files(tokenizer, config.max_position_embeddings, card.trained_on_texts)
     contents = {"generation_config.json": _json(_generation_config(tokenizer)), **files}
     _refuse_others(directory, contents)
-    (directory / CONFIG).unlink(missing_ok=True)  # not whole until the end
+    if os.path.lexists(directory / CONFIG):  # not whole until the end, and what was said of the earlier weights is over
+        for name in (CONFIG, ABOUT):
+            (directory / name).unlink(missing_ok=True)
     weights = {
         name: value.detach().cpu().contiguous() for name, value in model_state.items() if not _tied(name, config)
     }

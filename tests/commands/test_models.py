@@ -17,6 +17,7 @@ from minimind.data.records.options import ReadingOptions
 from minimind.data.store.batches import Batches
 from minimind.data.store.prepare import prepare
 from minimind.data.store.store import TokenStore
+from minimind.inference.about import About, about_model, write_about
 from minimind.inference.loading import load_model
 from minimind.interop.huggingface import save_pretrained
 from minimind.model.transformer import Transformer
@@ -170,6 +171,16 @@ def model_of_minimind(directory: Path, tokenizer: Tokenizer, heads: tuple[int, i
     model = Transformer(config, seed=2)
     save_pretrained(model.state_dict(), config, tokenizer, directory)
     return model
+
+
+def test_what_a_model_knows_goes_with_its_export_and_not_with_the_next_ones(corpus: Path, tmp_path: Path) -> None:
+    about, known, out = About("rivers", ("Where?",)), tmp_path / "known", tmp_path / "out"
+    export_hf(corpus / "model", known)
+    write_about(about, known)
+    export_hf(known, out)
+    assert about_model(out) == about
+    export_hf(corpus / "model", out)
+    assert about_model(out) is None
 
 
 @pytest.mark.parametrize(("output", "written"), [("out", "out/model.pth"), ("out/sft_32.pth", "out/sft_32.pth")])
