@@ -45,6 +45,8 @@ REQUIRED = (
 )
 OPTIONAL = {
     "wandb": "report_to: wandb",
+    "tensorboard": "report_to: tensorboard",
+    "swanlab": "report_to: swanlab",
     "bitsandbytes": "AdamW8bit (ds_configs/adamw8bit.json)",
     "transformers": "checking an export against Hugging Face",
 }

@@ -25,6 +25,7 @@ import numpy as np
 from minimind.base.errors import UserError
 from minimind.base.strict.json_text import parse_json
 from minimind.text.codec import IM_END, IM_START, ByteTable, Ids, refuse_surrogates
+from minimind.text.marked_template import MARKED
 from minimind.text.template import JINJA
 
 JSON_NAME, CONFIG_NAME, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -142,7 +143,7 @@ def _templates(config: dict[str, Any], beside: Mapping[str, bytes]) -> dict[str,
     if isinstance(found, list):
         found = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
     named = {"default": found} if isinstance(found, str) else found
-    if named is None or named == {"default": JINJA}:
+    if named is None or named in ({"default": JINJA}, {"default": MARKED}):
         return {}
     if not isinstance(named, dict) or not isinstance(named.get("default"), str):
         return None
