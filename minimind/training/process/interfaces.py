@@ -97,7 +97,7 @@ def _ipv4() -> Iterator[tuple[str, str]]:
 
 def _loopback(master: str, address: str) -> str:
     return (
-        f"MASTER_ADDR={master} is {address} on {socket.gethostname()}, an address that no other host can reach, and this "
-        f"run has several hosts; usually a line `127.0.1.1 {master}` in /etc/hosts (Debian writes it): take it out, or "
-        f"give the address by which the others reach it (--master_addr), or name the interface in {GLOO} and {NCCL}"
+        f"MASTER_ADDR={master} is {address} on {socket.gethostname()}, which no other host can reach, and this run has "
+        f"several hosts; usually a line `127.0.1.1 {master}` in /etc/hosts (Debian writes it): take it out, or give "
+        f"the address by which the others reach it (--master_addr), or name the interface in {GLOO} and {NCCL}"
     )

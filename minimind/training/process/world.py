@@ -218,20 +218,18 @@ def _refuse_lost(environment: Environment) -> None:
     tasks = _tasks(environment) or 1
     if environment["SLURM_PROCID"] != "0" or tasks > 1:
         alone = typed("env", "-u", "SLURM_PROCID", *_script())
-        raise UserError(
-            f"this job has {tasks} tasks and srun has not started this one: {_srun()}; for one rank: {alone}"
-        )
+        what = f"this job has {tasks} tasks and srun has not started this one"
+        raise UserError(f"{what}: {_srun()}; for one rank: {alone}")
 
 
 def _refuse_separate_launchers(environment: Environment, world: World) -> None:
-    """A launcher in each of several tasks, and none knows of the others: so many runs would write into one directory."""
+    """A launcher in each of several tasks, and none knows of the others: as many runs, in one directory."""
     launchers = next((_number(environment, n) for n in ("CROSS_SIZE", "GROUP_WORLD_SIZE") if n in environment), None)
     counts = [_number(environment, starter.size) for starter in (*MPI, PMI) if starter.size in environment]
     tasks = max([*counts, (_tasks(environment) or 1) if _in_step(environment) else 1])
     if (world.size if launchers is None else launchers) < tasks:
-        raise UserError(
-            f"{tasks} tasks were started, and each has started a launcher of its own: start the script itself, {_srun()}"
-        )
+        what = f"{tasks} tasks were started, and each has started a launcher of its own"
+        raise UserError(f"{what}: start the script itself, {_srun()}")
 
 
 def _world(environment: Environment, starter: Starter) -> World:

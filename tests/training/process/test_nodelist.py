@@ -28,29 +28,8 @@ def test_a_list_is_expanded_in_its_order(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        ",",
-        "a,",
-        ",a",
-        "a,,b",
-        "a b",
-        "node[",
-        "node[]",
-        "node]1[",
-        "node[1",
-        "node[3-1]",
-        "node[1-2-3]",
-        "node[a-b]",
-    ]
-    + [
-        "node[-1]",
-        "node[1-]",
-        "node[1,]",
-        "node[[1]]",
-        "node$(id)",
-        "node\n",
-        "ü1",
-        "node[1-99999]",
+        *("", ",", "a,", ",a", "a,,b", "a b", "node[", "node[]", "node]1[", "node[1", "node[3-1]", "node[1-2-3]"),
+        *("node[a-b]", "node[-1]", "node[1-]", "node[1,]", "node[[1]]", "node$(id)", "node\n", "ü1", "node[1-99999]"),
         "n[1-9999999999]",
     ],
 )
