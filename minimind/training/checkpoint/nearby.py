@@ -20,6 +20,7 @@ from minimind.base.strict.json_text import read_json
 from minimind.training.checkpoint.directory import (
     MANIFEST,
     Checkpoint,
+    all_checkpoints,
     directories,
     is_ours,
     problem,
@@ -57,6 +58,18 @@ def at_hand(control: Control, checkpoint: Checkpoint, run_dir: Path, disks: Disk
         if control.rank in keepers:
             with suppress(OSError):
                 remove_files(copy, is_ours)
+
+
+def elsewhere(control: Control, run_dir: Path, disks: Disks) -> str:
+    """Where there are checkpoints of this run, if the first rank has none, as the end of a sentence; all ranks call it.
+
+    Hosts that have changed places in the hostfile have left them on what is now another one's disk.
+    """
+    own = all_checkpoints(run_dir)[:1] if disks.keepers[control.rank] == control.rank != 0 else []
+    for rank, found in enumerate(control.gather([checkpoint.path.name for checkpoint in own])):
+        if found:
+            return f"; {disks.hosts[rank]} has {found[0]}: make it the first host, or copy {run_dir} from there"
+    return ""
 
 
 def _has(path: Path, manifest: bytes, trusted: bool) -> bool:

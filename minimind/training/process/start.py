@@ -21,7 +21,7 @@ from minimind.base.display import complain, show_tracebacks
 from minimind.base.errors import UserError
 from minimind.training.process.orphans import end_with_launcher
 from minimind.training.process.signals import StoppedEarly, StopRequest, ignore, say_stopped
-from minimind.training.process.world import enter
+from minimind.training.process.world import enter, speaks
 
 
 def start(module: str, *arguments: str) -> NoReturn:
@@ -36,7 +36,7 @@ def start(module: str, *arguments: str) -> NoReturn:
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
     except UserError as error:  # of the import: a DeepSpeed that this trainer can't run with
-        if os.environ.get("RANK", "0") == "0":
+        if speaks():
             complain(f"error: {error}")
         code = 2
     except SystemExit as ended:  # argparse's, or main's

@@ -117,6 +117,18 @@ def enter(environment: MutableMapping[str, str] = os.environ) -> World:
     return world
 
 
+def several_hosts(environment: Environment = os.environ) -> bool:
+    """Whether ranks may be on other hosts: they are not where the starter counts all of them on this one."""
+    here = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE")
+    return environment.get("WORLD_SIZE", "1") not in ("1", here)
+
+
+def speaks(environment: Environment = os.environ) -> bool:
+    """Whether this rank says what all have met: the first one does, and on several hosts each host's first."""
+    first_here = several_hosts(environment) and environment.get("LOCAL_RANK") == "0"
+    return first_here or environment.get("RANK", "0") == "0"
+
+
 def read_world(environment: Environment) -> World:
     """The world that the variables describe; without any, one rank alone. Raises UserError."""
     if "RANK" in environment:
