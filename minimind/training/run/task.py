@@ -56,7 +56,10 @@ def join(kind: Kind, arguments: argparse.Namespace) -> tuple[Task, Control]:
         if not several_hosts():
             raise
         failure, task = error, None
-    start_processes(task is not None and task.config.emulate_fp16)
+    try:
+        start_processes(task is not None and task.config.emulate_fp16)
+    except UserError as error:  # another rank is not there: what is wrong here comes first
+        raise failure or error from None
     control = Control()
 
     def made() -> Task:
