@@ -14,6 +14,7 @@ COVERED_BY = {
     "base/test_processor.py": "base/hardware",
     "benchmarks/test_gpu.py": "base/peaks",
     "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
+    "commands/launcher/test_survey.py": "commands/launcher/probe",
     "commands/test_plan.py": "config/memory",
     "commands/test_report.py": "base/charts",
     "config/test_deepspeed.py": (
@@ -38,6 +39,7 @@ COVERED_BY = {
     "test_packaging.py": "base/shipped",
     "text/test_chat.py": "text/template",
     "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
+    "training/checkpoint/test_nearby.py": "training/process/disks",
     "training/checkpoint/test_writer.py": "training/process/ranks",
     "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",
     "training/engine/test_schedule.py": "config/schedules",

@@ -1,4 +1,4 @@
-"""The hosts of a hostfile side by side: made-up answers for what can be wrong, and this machine's own for what it says."""
+"""The hosts of a hostfile side by side: made-up answers for what can be wrong, and this machine's own."""
 
 from __future__ import annotations
 
