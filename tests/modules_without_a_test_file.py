@@ -50,7 +50,7 @@ COVERED_BY = {
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
     "training/run/test_main.py": (
-        "training/run/directory training/run/held_out training/run/summary training/run/task"
+        "training/run/directory training/run/held_out training/run/summary"
     ),
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",

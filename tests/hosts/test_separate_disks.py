@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ from safetensors.torch import load_file
 from minimind.training.checkpoint.directory import all_checkpoints, problem
 from tests.hosts.bed import ROOT, Bed, Host, outcome
 from tests.test_launch import arguments
+from tests.waiting import wait_for
 
 SHORT = ("--max-steps", "4", "--set", "save_steps=2", "--set", "save_total_limit=9")
 
@@ -40,14 +46,30 @@ def srun(host: Host, rank: int) -> tuple[list[str], dict[str, str]]:
     return [sys.executable], {**job, **task}
 
 
-def train(bed: Bed, disk: Path, starter: object, words: list[str]) -> dict[str, tuple[int, str]]:
-    """The same command on both hosts; no interface is named. Exit code and output by host."""
+Starter = Callable[[Host, int], tuple[list[str], dict[str, str]]]
+
+
+def started(bed: Bed, disk: Path, starter: Starter, words: list[str]) -> dict[str, subprocess.Popen[str]]:
+    """The same command on both hosts; no interface is named."""
     processes = {}
     for rank, host in enumerate(bed.hosts):
-        command, variables = starter(host, rank)  # type: ignore[operator]
+        command, variables = starter(host, rank)
         variables |= {"MINIMIND_CACHE": str(disk / "cache")}
         processes[host.name] = host.start([*command, ROOT / "launch" / "pretrain.py", *words], **variables)
-    return outcome(processes)
+    return processes
+
+
+def train(bed: Bed, disk: Path, starter: Starter, words: list[str]) -> dict[str, tuple[int, str]]:
+    """Exit code and output by host."""
+    return outcome(started(bed, disk, starter, words))
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "final" / "model.safetensors")
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_run_is_complete_on_the_first_host_and_goes_on_from_there(
@@ -66,8 +88,7 @@ def test_a_run_is_complete_on_the_first_host_and_goes_on_from_there(
     again = arguments("bf16_zero2.json", files, disk / "again", *SHORT, "--resume", str(middle))
     ended = train(bed, disk, srun, again)
     assert [code for code, _ in ended.values()] == [0, 0], ended
-    final = [load_file(tmp_path / "node1" / name / "final" / "model.safetensors") for name in ("run", "again")]
-    assert final[0].keys() == final[1].keys() and all(torch.equal(final[0][name], final[1][name]) for name in final[0])
+    assert equal(weights(tmp_path / "node1" / "run"), weights(tmp_path / "node1" / "again"))
     assert not list((tmp_path / "node2").rglob("*.pt"))
 
 
@@ -84,3 +105,39 @@ def test_what_is_wrong_on_the_second_host_is_said_with_its_name_and_ends_both(
         (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
         assert line.startswith("error: node2 (rank 1): not the first rank's data (")
         assert line.endswith("give all hosts the same files")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("json", ["fp32.json", "bf16_zero2.json", "bf16_zero3.json"])
+def test_killed_in_the_middle_of_a_save_it_goes_on_bit_for_bit(
+    json: str, bed: Bed, disk: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Whichever rank is killed while a checkpoint is on its way, the one before it is complete on the first host."""
+    first, draw = tmp_path / "node1", random.Random(json)
+    often = ("--max-steps", "12", "--set", "save_steps=1", "--set", "save_total_limit=3")
+    ended = train(bed, disk, srun, arguments(json, files, disk / "whole", *often))
+    assert [code for code, _ in ended.values()] == [0, 0], ended
+    for kill in range(4):
+        begun = (first / "run" / "checkpoints").is_dir()
+        more = ("--resume",) if begun else ()
+        processes = started(bed, disk, srun, arguments(json, files, disk / "run", *often, *more))
+        known = newest(first / "run")
+        wait_for(lambda known=known: newest(first / "run") > known, processes["node1"])  # type: ignore[misc]
+        wait_for(lambda: list((first / "run" / "checkpoints").glob(".incomplete*")), processes["node1"])
+        victim = draw.choice(bed.hosts)
+        for pid in victim.processes("launch/pretrain.py"):
+            os.kill(pid, signal.SIGKILL)
+        for host in bed.hosts:
+            for pid in host.processes("launch/pretrain.py"):  # what the heartbeat is for
+                os.kill(pid, signal.SIGKILL)
+        outcome(processes)
+        assert newest(first / "run") > 0, f"after kill {kill}"
+    ended = train(bed, disk, srun, arguments(json, files, disk / "run", *often, "--resume"))
+    assert [code for code, _ in ended.values()] == [0, 0], ended
+    assert equal(weights(first / "run"), weights(first / "whole"))
+    assert not list((tmp_path / "node2" / "run").rglob("*.pt"))
+
+
+def newest(run: Path) -> int:
+    """The step of the newest complete checkpoint; 0 without one."""
+    return max((c.step for c in all_checkpoints(run) if problem(c.path) is None), default=0)
