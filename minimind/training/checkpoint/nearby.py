@@ -47,7 +47,7 @@ def at_hand(control: Control, checkpoint: Checkpoint, run_dir: Path, disks: Disk
         return
     keepers = sorted({disks.keepers[rank] for rank in lacking})
     if keepers[0] == 0:
-        host = disks.hosts[lacking[0]]
+        host = disks.hosts[lacking[0]] or f"rank {lacking[0]}"
         raise UserError(f"{checkpoint.path}: {host} does not see it; copy it to a directory that all hosts share")
     copy = directories(run_dir, checkpoint.step)[0]
     try:

@@ -63,7 +63,7 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
     """``lock``: to be taken, and held until this returns. ``watchdog``: to be started once the data are ready."""
     task, control = join(kind, arguments)
     notes = [] if arguments.dry_run else control.first_does(lambda: lock.take(task.config.output_dir))
-    disks = Disks.one(control.world_size) if arguments.dry_run else find_disks(control, task.config.output_dir)
+    disks = look_at_disks(task, control)
     material = prepare(task, control, watchdog, stop)
     built = build(task, material, control, disks)
     notes += [*separate(disks, task.config.output_dir), *built.notes]
@@ -76,6 +76,13 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
     begin(built, metrics, stop)
     run = make_run(task, material, built, metrics=metrics, stop=stop, watchdog=watchdog)
     return finish(*train_and_save(run, built.builder))
+
+
+def look_at_disks(task: Task, control: Control) -> Disks:
+    """Who sees the run directory. A dry run of a new run leaves nothing there to be seen."""
+    if task.arguments.dry_run and task.arguments.resume is None:
+        return Disks.one(control.world_size)
+    return find_disks(control, task.config.output_dir)
 
 
 @dataclass(frozen=True)
