@@ -37,17 +37,19 @@ def _run_of(path: Path) -> Path | None:
 
 def _recorded(run: Path, path: Path) -> dict[str, Any]:
     """What metrics.jsonl says: what kind of training it was, and the held-out evaluation at the step of this model."""
-    from minimind.commands.report import load_run
+    from minimind.commands.page.records import load_records
 
     try:
-        data = load_run(run)
+        records = load_records(run)
     except UserError:
         return {}
-    place, end = path.resolve(), data.end or {}
+    place, end = path.resolve(), records.end or {}
     step = int(place.name.split("-")[-1]) if place.parent.name == CHECKPOINTS else end.get("step")
-    found = next((record for record in data.evaluations if record.get("step") == step), {})
+    names = records.evaluations.names
+    rows = (row for row in records.evaluations.rows if row[0] == step)
+    found: dict[str, Any] = next((dict(zip(names, row, strict=True)) for row in rows), {})
     numbers = _numbers(step, found.get("loss"), found.get("bits_per_byte"))
-    return {"trained_on_texts": data.about.get("task") == "pretrain", "numbers": numbers}
+    return {"trained_on_texts": records.about.get("task") == "pretrain", "numbers": numbers}
 
 
 def _numbers(step: object, loss: object, bits: object) -> dict[str, str]:

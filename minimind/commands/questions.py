@@ -94,8 +94,8 @@ def greedy(model: Transformer, tokenizer: Tokenizer) -> Respond:
 
     def respond(conversations: Sequence[Sequence[Turn]]) -> list[str]:
         prompts = [prompt_ids(turns, tokenizer) for turns in conversations]
-        stops = (tokenizer.im_end_id, tokenizer.eos_id)
-        answers = generate_batch(model, prompts, Sampling(ANSWER_TOKENS, temperature=0.0), stop_ids=stops)
+        sampling = Sampling(ANSWER_TOKENS, temperature=0.0)
+        answers = generate_batch(model, prompts, sampling, stop_ids=tokenizer.stop_ids)
         return [tokenizer.decode(ids) for ids in answers]
 
     return respond

@@ -22,6 +22,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 
 from minimind.base.defaults import CHAT_TOKENS, TEXT_TOKENS
+from minimind.base.errors import UserError
 from minimind.inference.answers import Question, Speaker
 from minimind.inference.front import HERE, MAX_BODY, Front, Hosts
 from minimind.inference.openai_schema import ApiError, ChatRequest, CompletionRequest, Reply, usage, validation_error
@@ -91,9 +92,12 @@ class Endpoints:
         turns = [Turn(message.role, message.content) for message in body.messages]
         self._check_model(body)
         self._require_room([turn.content for turn in turns], "messages")
-        prompt = await self._tokenize(prompt_ids, turns, tokenizer)
+        try:
+            prompt = await self._tokenize(prompt_ids, turns, tokenizer)
+        except UserError as error:  # what the model's chat template can't write
+            raise ApiError(400, str(error), "messages") from None
         sampling = body.sampling(CHAT_TOKENS)
-        question = Question(prompt, sampling, [tokenizer.im_end_id, tokenizer.eos_id], body.stop)
+        question = Question(prompt, sampling, tokenizer.stop_ids, body.stop)
         return await self._respond(body, question, request, Reply(self.name, chat=True))
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:

@@ -12,6 +12,7 @@ Weakness: sharded ``pytorch_model-*.bin`` files are not read; re-save such a mod
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -130,9 +131,12 @@ def _tied(name: str, config: ModelConfig) -> bool:
 
 
 def _generation_config(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Answers end with <|im_end|>, texts with eos."""
+    """Answers end with the chat template's last token (ours: <|im_end|>), texts with eos."""
     ids = _special_ids(tokenizer)
-    stops = [ids["eos_token_id"]] if tokenizer is None else sorted({ids["eos_token_id"], tokenizer.im_end_id})
+    stops = [ids["eos_token_id"]]
+    if tokenizer is not None:
+        with contextlib.suppress(UserError):  # one for texts only
+            stops = tokenizer.stop_ids
     sampling = {"do_sample": True, "temperature": TEXT_TEMPERATURE, "top_p": TEXT_TOP_P}
     return {**ids, "eos_token_id": stops, **sampling}
 

@@ -26,7 +26,8 @@ QUIET_TIMES = 20  # times the usual time between two lines
 
 
 def state_of(run: RunRecords, held: bool | None, now: float | None = None) -> dict[str, Any]:
-    """``{"code": ..., "seconds": ..., "age": ...}``: one of `ENDS` or another reason with the length of all its sessions, else
+    """``{"code": ..., "seconds": ..., "age": ...}``: `code` is one of `ENDS` or another reason, with the length of all
+    its sessions, or else
 
     running   the lock is held, lines come (starting: none of this start has come yet)
     quiet     the lock is held, and no line has come for long

@@ -15,7 +15,7 @@ from pathlib import Path
 from minimind.base.errors import UserError
 from minimind.base.files import subdirectory
 
-ROOMS = frozenset({"stores", "hashes", "verified", "spool", "demo", "benchmarks", "overlaps", "history"})
+ROOMS = frozenset({"stores", "hashes", "verified", "spool", "demo", "benchmarks", "overlaps", "history", "tokenizers"})
 _PRIVATE = 0o700
 _ADVICE = "let MINIMIND_CACHE name a directory of your own"
 

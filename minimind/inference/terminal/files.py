@@ -12,7 +12,7 @@ Known weakness: other answers depend on what else is in the file, since a batch 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,10 +36,11 @@ ROWS = 32
 
 @dataclass(frozen=True)
 class Prompt:
-    """``asked``: what stands in the output beside the answer; ``ids`` end where the answer begins."""
+    """``asked``: what stands in the output beside the answer; ``ids`` end where the answer begins; ``stops`` end it."""
 
     asked: Mapping[str, object]
     ids: list[int]
+    stops: Collection[int]
 
 
 def answer_file(
@@ -101,12 +102,13 @@ def _of_record(value: object, tokenizer: Tokenizer, chat: bool) -> Prompt:
         turns = turn_list(value["messages"], Notes())
         if turns[-1].role == "assistant":
             raise ValueError("the messages end with an answer: the last must be the question")
-        return Prompt(asked, prompt_ids(turns, tokenizer))
+        return Prompt(asked, prompt_ids(turns, tokenizer), tokenizer.stop_ids)
     text = value["prompt"]
     if not isinstance(text, str) or not text.strip():
         raise ValueError("the prompt is empty" if isinstance(text, str) else '"prompt" is no text')
-    ids = prompt_ids([Turn("user", text)], tokenizer) if chat else [tokenizer.bos_id, *tokenizer.encode(text)]
-    return Prompt(asked, ids)
+    if chat:
+        return Prompt(asked, prompt_ids([Turn("user", text)], tokenizer), tokenizer.stop_ids)
+    return Prompt(asked, [tokenizer.bos_id, *tokenizer.encode(text)], [tokenizer.eos_id])
 
 
 def _answers(model: Transformer, tokenizer: Tokenizer, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[str]:
@@ -114,6 +116,7 @@ def _answers(model: Transformer, tokenizer: Tokenizer, prompts: Sequence[Prompt]
     from minimind.inference.generation import generate_batch
 
     order = sorted(range(len(prompts)), key=lambda n: len(prompts[n].ids))
+    stops = {token for prompt in prompts for token in prompt.stops}
     answers: dict[int, str] = {}
     for start in range(0, len(order), ROWS):
         rows = order[start : start + ROWS]
@@ -121,7 +124,7 @@ def _answers(model: Transformer, tokenizer: Tokenizer, prompts: Sequence[Prompt]
             model,
             [prompts[n].ids for n in rows],
             replace(sampling, seed=sampling.seed + start),
-            stop_ids=(tokenizer.im_end_id, tokenizer.eos_id),
+            stop_ids=stops,
         )
         answers |= {n: tokenizer.decode(ids) for n, ids in zip(rows, made, strict=True)}
         if len(order) > ROWS:

@@ -7,7 +7,7 @@ half of the positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from minimind.base.errors import UserError
@@ -30,8 +30,8 @@ class Talk:
         """Turns, from the first on, that the last prompt left out."""
 
     @property
-    def stop_ids(self) -> list[int]:
-        return [self.tokenizer.im_end_id, self.tokenizer.eos_id]
+    def stop_ids(self) -> Collection[int]:
+        return self.tokenizer.stop_ids
 
     def reset(self) -> None:
         """Forget what was said; the system message and the settings stay."""

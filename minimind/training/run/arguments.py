@@ -92,7 +92,11 @@ def common_parser(script: str) -> Parser:
     parser.add_argument("--config", type=Path, help="YAML with model, data, schedule and run settings")
     parser.add_argument("--train-file", type=Path, nargs="+", help="training files; default: the built-in corpus")
     parser.add_argument("--eval-file", type=Path, nargs="+", help="held-out files")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer directory, .model or tokenizer.json")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="tokenizer directory, .model or tokenizer.json; default: trained on the files; none: ask",
+    )
     parser.add_argument("--output-dir", type=Path, help="run directory")
     parser.add_argument("--skip-bad", action="store_true", default=None, help="leave out bad lines, up to a limit")
     _add_reading_options(parser)

@@ -76,7 +76,7 @@ def summarize(
         sources=batches.mixture.records() if batches.mixture else None,
         eval_remark=plan.eval_remark,
         unread=not_read(data.train.manifest["sources"]) or None,
-        data=_files(config.train_paths) or "the built-in corpus: no --train-file was given",
+        data=_data_line(config, data),
         held_out=_held_out(config, data),
         resume_command=resume_command(command),
         tune_command=tune_command(command, config, resolved.precision, Path(resolved.source)),
@@ -84,6 +84,14 @@ def summarize(
         evaluation_cost=_evaluation_cost(config, batches, data),
         nats_per_byte_floor=_floor(data),
     )
+
+
+def _data_line(config: RunConfig, data: Data) -> str:
+    """What is trained on, and a tokenizer that came of it."""
+    if not config.train_paths:
+        return "the built-in corpus: no --train-file was given"
+    made = f"; a tokenizer of {data.tokenizer.vocab_size:,} pieces trained on it" if data.trained_tokenizer else ""
+    return f"{_files(config.train_paths)}{made}"
 
 
 def _files(paths: Sequence[Path]) -> str:
