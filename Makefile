@@ -1,5 +1,5 @@
 # make         a virtual environment in .venv with everything in it; a second make reinstalls nothing
-# make demo    set up, then tokenizer -> pretraining -> SFT -> ten questions on the built-in corpus
+# make demo    set up, then tokenizer -> pretraining -> SFT -> a hundred questions on the built-in corpus
 # make test    set up, then the test suite (PYTEST="-k store" picks tests)
 # make check   set up, then lint, format and types, and known holes in the pinned versions where OSV can be asked
 # make coverage  make test, with the lines and branches that it runs; docs/testing.md tells how to read it
