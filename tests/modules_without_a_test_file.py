@@ -14,6 +14,7 @@ COVERED_BY = {
     "base/test_processor.py": "base/hardware",
     "benchmarks/test_gpu.py": "base/peaks",
     "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
+    "commands/launcher/test_survey.py": "commands/launcher/probe",
     "commands/test_plan.py": "config/memory",
     "config/test_deepspeed.py": (
         "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
@@ -41,6 +42,7 @@ COVERED_BY = {
     "text/test_marks.py": "text/messages",
     "text/test_sandbox.py": "text/metering",
     "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
+    "training/checkpoint/test_nearby.py": "training/process/disks",
     "training/checkpoint/test_writer.py": "training/process/ranks",
     "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",
     "training/engine/test_schedule.py": "config/schedules",
@@ -50,7 +52,7 @@ COVERED_BY = {
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
-    "training/run/test_main.py": ("training/run/directory training/run/held_out training/run/task"),
+    "training/run/test_main.py": "training/run/directory training/run/held_out",
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
 }

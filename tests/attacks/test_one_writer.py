@@ -94,7 +94,9 @@ ALLOWED = {
     "interop/gguf.py": {"GGUFWriter"},  # into `replacing`'s file
     "interop/upstream.py": {"torch.save"},  # the same
     "training/sweep/report.py": {"savefig"},  # the same
-    "training/checkpoint/snapshot.py": {"torch.save", "chmod"},  # into `create`'s file
+    "training/checkpoint/snapshot.py": {"torch.save"},  # into `create`'s file
+    "training/checkpoint/transfer.py": {"chmod"},  # of the file that was just made
+    "training/process/disks.py": {"mkdir", "rmdir"},  # the run directory, while it is looked for
     "training/checkpoint/directory.py": {"os.rename", "unlink", "mkdir"},  # names in checkpoints/, and the pointers
     "training/run/directory.py": {"mkdir"},
     "training/record/file.py": {"mkdir", "os.rename"},

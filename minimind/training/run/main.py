@@ -13,16 +13,19 @@ from typing import Any
 from minimind.base.command_lines import OwnCommand
 from minimind.base.defaults import FINAL
 from minimind.base.display import say
+from minimind.base.errors import UserError
 from minimind.base.files import subdirectory
 from minimind.base.findings import Finding
 from minimind.config.deepspeed import Resolved
 from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 from minimind.data.store.batches import Batches
+from minimind.training.checkpoint.nearby import elsewhere
 from minimind.training.checkpoint.writer import Saver
-from minimind.training.engine.engine import Engine, start_processes
+from minimind.training.engine.engine import Engine
 from minimind.training.health.lr_bands import usual_band
 from minimind.training.health.monitor import before_run
+from minimind.training.process.disks import Disks, find_disks, separate
 from minimind.training.process.ending import exit_with
 from minimind.training.process.ranks import Control
 from minimind.training.process.run_lock import RunLock
@@ -38,9 +41,9 @@ from minimind.training.run.held_out import held_out_findings
 from minimind.training.run.loop import Run, train
 from minimind.training.run.next_commands import sweep_command
 from minimind.training.run.rescue import give_up, rescue
-from minimind.training.run.resume import Start, agree, find_start, run_settings
+from minimind.training.run.resume import Start, agree, find_start, require_one_run, run_settings
 from minimind.training.run.summary import schedule_lines, summarize
-from minimind.training.run.task import Task, make_task
+from minimind.training.run.task import Task, join
 
 
 def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
@@ -58,13 +61,12 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
 
 def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, watchdog: Watchdog) -> int:
     """``lock``: to be taken, and held until this returns. ``watchdog``: to be started once the data are ready."""
-    task = make_task(kind, arguments)
-    start_processes(task.config.emulate_fp16)
-    control = Control()
+    task, control = join(kind, arguments)
     notes = [] if arguments.dry_run else control.first_does(lambda: lock.take(task.config.output_dir))
+    disks = look_at_disks(task, control)
     material = prepare(task, control, watchdog, stop)
-    built = build(task, material, control)
-    notes += built.notes
+    built = build(task, material, control, disks)
+    notes += [*separate(disks, task.config.output_dir), *built.notes]
     if not arguments.dry_run:
         notes += control.first_does(lambda: make_directory(task, material, built))
     metrics = open_metrics(task, material, built)
@@ -74,6 +76,13 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
     begin(built, metrics, stop)
     run = make_run(task, material, built, metrics=metrics, stop=stop, watchdog=watchdog)
     return finish(*train_and_save(run, built.builder))
+
+
+def look_at_disks(task: Task, control: Control) -> Disks:
+    """Who sees the run directory. A dry run of a new run leaves nothing there to be seen."""
+    if task.arguments.dry_run and task.arguments.resume is None:
+        return Disks.one(control.world_size)
+    return find_disks(control, task.config.output_dir)
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,7 @@ class Built:
     """The engine and the run's progress where it starts, and what a checkpoint will say of the run (``about``)."""
 
     builder: Builder
+    disks: Disks
     start: Start
     about: dict[str, Any]
     engine: Engine
@@ -105,18 +115,23 @@ class Built:
     notes: list[Finding]
 
 
-def build(task: Task, material: Material, control: Control) -> Built:
+def build(task: Task, material: Material, control: Control, disks: Disks) -> Built:
     """The engine, new or at the checkpoint that ``--resume`` means. UserError if that belongs to another run."""
     # Rank 0 looks for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
-    start = control.first_does(lambda: find_start(task.arguments.resume, task.config.output_dir))
-    builder = make_builder(task, material)
+    try:
+        start = control.first_does(lambda: find_start(task.arguments.resume, task.config.output_dir))
+    except UserError as error:  # on all ranks
+        raise UserError(f"{error}{elsewhere(control, task.config.output_dir, disks)}") from None
+    builder = make_builder(task, material, disks)
     about = builder.settings(builder.treated(start.rollbacks))
+    first = control.from_first(about)
+    control.all_do(lambda: require_one_run(first, about))
     notes = start.findings + control.first_does(lambda: agree(start.checkpoint, about))
     engine, progress = builder.build(start.checkpoint, start.rollbacks)
-    return Built(builder, start, about, engine, progress=progress, notes=notes)
+    return Built(builder, disks, start, about, engine=engine, progress=progress, notes=notes)
 
 
-def make_builder(task: Task, material: Material) -> Builder:
+def make_builder(task: Task, material: Material, disks: Disks) -> Builder:
     """What builds the engine now, and again after each rollback."""
     config, plan = task.config, material.plan
     return Builder(
@@ -126,6 +141,7 @@ def make_builder(task: Task, material: Material) -> Builder:
         new_model=task.new_model,
         settings=lambda treated: run_settings(config, treated, material.data, plan),
         command=task.command,
+        disks=disks,
     )
 
 
@@ -234,6 +250,7 @@ def make_saver(built: Built, config: RunConfig, watchdog: Watchdog) -> Saver:
         keep=config.save_total_limit,
         protected={checkpoint.path} if checkpoint else set(),
         watchdog=watchdog,
+        apart=built.disks.apart,
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from minimind.base.errors import UserError
 from minimind.training.checkpoint import directory as checkpoints
 from minimind.training.run import loop
-from minimind.training.run.resume import FIXED, agree, changes, find_start
+from minimind.training.run.resume import FIXED, agree, changes, find_start, require_one_run
 from tests.support import DS_CONFIGS, run_ranks
 from tests.training.run.test_main import curve, launch, records
 
@@ -169,3 +169,12 @@ def test_a_resume_points_latest_at_the_checkpoint_that_it_goes_on_from(files: di
     (out / "latest").write_text("checkpoints/step-00000001\n")  # killed before the pointer was replaced
     assert launch("pretrain", "fp32.json", files, out, "--max-steps", "2", *STEADY, "--resume") == 0
     assert (out / "latest").read_text() == "checkpoints/step-00000002\n"
+
+
+def test_a_rank_with_other_settings_is_no_part_of_the_run() -> None:
+    first = dict.fromkeys(FIXED, 1) | {"optimizer_params": {"lr": 1e-3}, "world_size": 2}
+    require_one_run(first, dict(first))
+    with pytest.raises(UserError, match=r"learning rate 0.001 -> 0.002; give all hosts the same files"):
+        require_one_run(first, {**first, "optimizer_params": {"lr": 2e-3}})
+    with pytest.raises(UserError, match=r"other settings than the first rank's: data 1 -> 2"):
+        require_one_run(first, {**first, "data": 2})
