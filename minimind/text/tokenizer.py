@@ -147,11 +147,16 @@ class Tokenizer:
         _ = self.chat_template  # raises
 
     @property
-    def stop_ids(self) -> list[int]:
-        """The tokens that end an answer: that of the chat template, and eos. UserError as `check_chats`."""
+    def answer_end_id(self) -> int:
+        """The token that the chat template ends an answer with. UserError as `check_chats`."""
         self.check_chats()
         template = self.chat_template
-        return sorted({self.im_end_id if template is None else template.stop_id, self.eos_id})
+        return self.im_end_id if template is None else template.stop_id
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end an answer: that of the chat template, and eos. UserError as `check_chats`."""
+        return sorted({self.answer_end_id, self.eos_id})
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; no bos, no eos, never a control id. ValueError on a lone surrogate."""
