@@ -14,11 +14,11 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minimind.base.defaults import Context
 from minimind.base.display import complain, say
 from minimind.base.errors import UserError
 
 if TYPE_CHECKING:
-    from minimind.inference.serving.fitting import Context
     from minimind.inference.serving.listener import Server
 
 KEY_VARIABLE = "MINIMIND_API_KEY"

@@ -23,10 +23,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from minimind.base.defaults import CHAT_TOKENS, TEXT_TOKENS
+from minimind.base.defaults import CHAT_TOKENS, TEXT_TOKENS, Context
 from minimind.inference.answers import Piece, Question
 from minimind.inference.serving.errors import ApiError
-from minimind.inference.serving.fitting import Context, Fitting
+from minimind.inference.serving.fitting import Fitting
 from minimind.inference.serving.front import HERE, MAX_BODY, Front, Hosts
 from minimind.inference.serving.page import page_routes
 from minimind.inference.serving.replies import Reply, usage

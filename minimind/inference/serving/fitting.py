@@ -8,14 +8,11 @@ message nor what comes last; of a text its first tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from minimind.base.defaults import Context
 from minimind.inference.serving.errors import ApiError
 from minimind.text.chat import Turn, prompt_ids
 from minimind.text.tokenizer import Tokenizer
-
-Context = Literal["error", "shift"]
-
 
 class Fitting:
     """Fits prompts to a model of ``positions``."""
