@@ -100,10 +100,14 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0: a free one. Raises UserError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family, backlog=128)
+        listener = socket.create_server(address, family=family, backlog=128)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"can't listen on {host}, port {port}: {reason}; --port 0 takes a free one") from error
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which these don't: the second
+    # part of each answer would wait 40 ms for the client's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _announce(name: str, host: str, listener: socket.socket, api_key: str | None) -> None:

@@ -168,7 +168,7 @@ class Endpoints:
                     counts[index] = piece.tokens
                     if piece.text or piece.chosen or piece.finish:
                         yield _event(reply.chunk(index, piece, offsets[index], **empty))
-                    offsets[index] += len(piece.text)
+                    offsets[index] += reply.length(piece)
         except Stopped as error:
             yield _event(ApiError(503, str(error)).body())
             return

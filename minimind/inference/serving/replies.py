@@ -63,7 +63,7 @@ class Reply:
         return self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}, **more)
 
     def chunk(self, index: int, piece: Piece, offset: int, **more: Any) -> dict[str, Any]:
-        """A part of a streamed answer; ``offset``: of its text in the answer's."""
+        """A part of a streamed answer; ``offset``: of its first token in the text."""
         logprobs = self._logprobs(piece.chosen, offset)
         about = {"index": index, "logprobs": logprobs, "finish_reason": piece.finish}
         if not self.chat:
@@ -82,6 +82,15 @@ class Reply:
             return None
         return {"content": [self._entry(c) for c in chosen]} if self.chat else self._lists(chosen, offset)
 
+    def length(self, piece: Piece) -> int:
+        """How far the offsets of its tokens go."""
+        return sum(map(self._length, piece.chosen))
+
+    def _length(self, chosen: Chosen) -> int:
+        """Characters that begin with the token: control ids are in no text."""
+        text = self.tokenizer.decode([chosen.token.token])
+        return sum(byte & 0xC0 != 0x80 for byte in self._bytes(chosen.token.token)) if text else 0
+
     def _bytes(self, token: int) -> bytes:
         return self.tokenizer.token_bytes(token)
 
@@ -95,12 +104,12 @@ class Reply:
     def _lists(self, chosen: Sequence[Chosen], offset: int) -> dict[str, Any]:
         """As OpenAI's completions have them: one list a field."""
         tokens = [self._bytes(c.token.token) for c in chosen]
-        texts = accumulate((len(data.decode("utf-8", "ignore")) for data in tokens), initial=offset)
+        starts = accumulate((self._length(c) for c in chosen), initial=offset)
         return {
             "tokens": [shown(data) for data in tokens],
             "token_logprobs": [c.token.logprob for c in chosen],
             "top_logprobs": [self._top(c) for c in chosen],
-            "text_offset": list(texts)[:-1],
+            "text_offset": list(starts)[:-1],
         }
 
     def _top(self, chosen: Chosen) -> dict[str, float | None] | None:
