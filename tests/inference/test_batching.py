@@ -7,8 +7,6 @@ import random
 import pytest
 import torch
 
-from minimind.base.errors import UserError
-from minimind.inference import batching
 from minimind.inference.answers import Piece, Question, Writer
 from minimind.inference.batching import Batch
 from minimind.inference.generation import generate

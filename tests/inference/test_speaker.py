@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -117,6 +117,11 @@ def test_a_step_that_fails_ends_the_answers_in_it_and_not_the_speaker(
     assert asyncio.run(whole(talker, question())).tokens == 20
 
 
+async def rest(answer: AsyncIterator[Piece]) -> None:
+    async for _ in answer:
+        pass
+
+
 def test_a_server_that_stops_ends_answers_and_questions(
     model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,8 +137,7 @@ def test_a_server_that_stops_ends_answers_and_questions(
         stopping = True
         for answer in (one, other):
             with pytest.raises(Stopped):
-                while True:
-                    await answer.__anext__()
+                await rest(answer)
 
     asyncio.run(ask())
     talker.close()

@@ -24,7 +24,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from minimind.base.defaults import CHAT_TOKENS, TEXT_TOKENS, Context
-from minimind.inference.answers import Piece, Question
+from minimind.base.errors import UserError
+from minimind.inference.answers import Question
 from minimind.inference.serving.errors import ApiError
 from minimind.inference.serving.fitting import Fitting
 from minimind.inference.serving.front import HERE, MAX_BODY, Front, Hosts
@@ -116,7 +117,10 @@ class Endpoints:
         body, tokenizer = parsed(ChatRequest, data), self.speaker.tokenizer
         self._check_model(body.model)
         sampling = body.sampling(CHAT_TOKENS)
-        prompt, dropped = self.fitting.chat(body.turns, sampling.max_new_tokens)
+        try:
+            prompt, dropped = self.fitting.chat(body.turns, sampling.max_new_tokens)
+        except UserError as error:  # what the model's chat template can't write
+            raise ApiError(400, str(error), "messages") from None
         about = {"dropped_messages": dropped} if dropped else {}
         reply = Reply(self.served.name, chat=True, tokenizer=tokenizer, about=about)
         question = Question(prompt, sampling, [tokenizer.im_end_id, tokenizer.eos_id], body.stop, body.top)

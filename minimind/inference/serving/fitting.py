@@ -14,6 +14,7 @@ from minimind.inference.serving.errors import ApiError
 from minimind.text.chat import Turn, prompt_ids
 from minimind.text.tokenizer import Tokenizer
 
+
 class Fitting:
     """Fits prompts to a model of ``positions``."""
 

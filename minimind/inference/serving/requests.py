@@ -103,7 +103,7 @@ class Message(Strict):
 
 
 class StreamOptions(Strict):
-    """``include_usage``: a last chunk with the token counts. ``include_obfuscation``: padding, of which there is none."""
+    """``include_usage``: a last chunk with the token counts. ``include_obfuscation``: padding; there is none."""
 
     include_usage: bool = False
     include_obfuscation: bool = False

@@ -124,7 +124,7 @@ def test_characters_arrive_whole(api: Running, tokenizer: Tokenizer, monkeypatch
 def test_stop_strings_end_an_answer_and_never_show(
     api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, stop: Any, expected: str
 ) -> None:
-    speech = Speech.put(monkeypatch, tokenizer, "The river runs past the hill.")
+    Speech.put(monkeypatch, tokenizer, "The river runs past the hill.")
     choice = api.post(CHAT, **HELLO, stop=stop).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (expected, "stop")
     assert content(api.events(CHAT, **HELLO, stop=stop)) == expected

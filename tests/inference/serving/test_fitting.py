@@ -9,9 +9,9 @@ from minimind.text.tokenizer import Tokenizer
 
 pytest.importorskip("starlette")
 
-from minimind.inference.serving.errors import ApiError  # noqa: E402
-from minimind.inference.serving.fitting import Fitting  # noqa: E402
-from tests.inference.running import CHAT, HELLO, Running  # noqa: E402
+from minimind.inference.serving.errors import ApiError
+from minimind.inference.serving.fitting import Fitting
+from tests.inference.running import CHAT, HELLO, Running
 
 SYSTEM = Turn("system", "be brief")
 

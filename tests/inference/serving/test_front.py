@@ -208,7 +208,7 @@ def test_requests_that_wait_are_counted_and_leave_the_health_check_alone(
     api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front, "MAX_REQUESTS", 2)
-    speech = Speech.put(monkeypatch, tokenizer, "river ", forever=True)
+    Speech.put(monkeypatch, tokenizer, "river ", forever=True)
     body = json.dumps(HELLO)
     request = (
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

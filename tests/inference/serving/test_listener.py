@@ -18,9 +18,9 @@ import pytest
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
+from minimind.inference.server import listen  # noqa: E402
 from minimind.inference.serving import listener  # noqa: E402
 from minimind.inference.serving.listener import LOG_LINES, LOG_SECONDS, FewLines, make_server  # noqa: E402
-from minimind.inference.server import listen  # noqa: E402
 from minimind.model.transformer import Transformer  # noqa: E402
 from minimind.text.tokenizer import Tokenizer  # noqa: E402
 from tests.inference.running import CHAT, Running  # noqa: E402

@@ -54,7 +54,15 @@ def test_models(client: openai.OpenAI) -> None:
 def test_several_choices_with_probabilities(client: openai.OpenAI, model: Transformer, tokenizer: Tokenizer) -> None:
     more = {"repetition_penalty": 1, "min_p": 0}
     reply = client.chat.completions.create(
-        model="tiny", messages=TALK, n=3, seed=5, max_tokens=9, logprobs=True, top_logprobs=2, extra_body=more, **NEUTRAL
+        model="tiny",
+        messages=TALK,
+        n=3,
+        seed=5,
+        max_tokens=9,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body=more,
+        **NEUTRAL,
     )
     prompt = prompt_ids([Turn("system", "be brief"), Turn("user", "hello 你好")], tokenizer)
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
@@ -124,7 +132,9 @@ def test_what_lm_eval_asks_of_likelihoods(
 def test_token_ids_are_taken_as_they_are_and_a_text_after_bos(api: Running, tokenizer: Tokenizer) -> None:
     how = {"max_tokens": 12, "temperature": 0}
     ids = [tokenizer.bos_id, *tokenizer.encode("The river")]
-    replies = [api.post(COMPLETIONS, prompt=prompt, **how).json() for prompt in ("The river", ids, [ids], ["The river"])]
+    replies = [
+        api.post(COMPLETIONS, prompt=prompt, **how).json() for prompt in ("The river", ids, [ids], ["The river"])
+    ]
     assert len({reply["choices"][0]["text"] for reply in replies}) == 1
     assert {reply["usage"]["prompt_tokens"] for reply in replies} == {len(ids)}
     both = api.post(COMPLETIONS, prompt=["The river", "The hill"], n=2, seed=4, max_tokens=12).json()
@@ -140,4 +150,5 @@ def test_an_echo_is_streamed_first(api: Running, tokenizer: Tokenizer) -> None:
     parts = [event["choices"][0] for event in events[:-1]]
     assert "".join(part["text"] for part in parts) == whole["text"]
     for name in ("tokens", "token_logprobs", "text_offset"):
-        assert sum((part["logprobs"][name] for part in parts if part["logprobs"]), []) == whole["logprobs"][name]
+        told = [value for part in parts if part["logprobs"] for value in part["logprobs"][name]]
+        assert told == whole["logprobs"][name]

@@ -30,7 +30,12 @@ ABOUT = {
     "knows": "sums of two numbers, capitals, opposites and small stories",
     "examples": ["What is 32+41?", "法国的首都是哪里？", "What is the opposite of hot?"],
 }
-NASTY = "**bold** <img src=x onerror=document.title='hacked'> [a](javascript:alert(1))\n\n- one\n- two\n\n```py\n<b>1</b>\n```"
+NASTY = (
+    "**bold** <img src=x onerror=document.title='hacked'> [a](javascript:alert(1))\n\n"
+    "- one\n- two\n\n```py\n<b>1</b>\n```"
+)
+HTML = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=|onclick=\"")
+LEFT = "const t = document.getElementById('turns'); return t.scrollHeight - t.scrollTop - t.clientHeight"
 LONG = "\n\n".join(f"Line {n} of a long story about a river." for n in range(40))
 
 
@@ -40,7 +45,9 @@ def test_the_page_needs_nothing_else(api: Running) -> None:
         assert response.status_code == 200 and "default-src 'none'" in response.headers["content-security-policy"]
         assert "unsafe" not in response.headers["content-security-policy"]
         assert "://" not in response.text and "@import" not in response.text
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=|onclick=\"", response.text)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=|onclick=\"", response.text
+        )
 
 
 def test_every_text_of_the_page_is_there_in_both_languages() -> None:
@@ -186,9 +193,7 @@ def test_an_error_keeps_the_question_and_offers_to_try_again(
 
 
 @pytest.mark.browser
-def test_scrolling_up_while_it_streams_stays(
-    page: Page, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scrolling_up_while_it_streams_stays(page: Page, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     speech = Held(tokenizer, LONG)
     speech.until = len(speech.ids) * 3 // 4
     monkeypatch.setattr(Writer, "choose", lambda writer, logits: speech(writer, logits))
@@ -202,12 +207,14 @@ def test_scrolling_up_while_it_streams_stays(
     done(page)
     assert page.run("return document.getElementById('turns').scrollTop") == 50
     page.click("#latest")
-    assert page.run("const t = document.getElementById('turns'); return t.scrollHeight - t.scrollTop - t.clientHeight") < 2
+    assert (
+        page.run("const t = document.getElementById('turns'); return t.scrollHeight - t.scrollTop - t.clientHeight") < 2
+    )
 
 
 SIZES = {"desktop": (1280, 800), "phone": (375, 740)}
 SHOWN = {
-    "en": "Yes. A river **runs** from the hill to the sea:\n\n1. rain falls,\n2. a stream grows,\n3. the sea takes it.\n\n"
+    "en": "Yes. A river **runs** from the hill to the sea:\n\n1. rain falls,\n2. a stream grows,\n3. it ends.\n\n"
     "```python\nwater = sum(rain)  # each hill has its own stream, and each stream its own name\nprint(water)\n```\n\n"
     "| place | water |\n|---|---|\n| hill | little |\n| sea | `all` |",
     "zh": "会的。河水从小山**流到**大海：\n\n1. 下雨，\n2. 溪水上涨，\n3. 流进大海。\n\n```python\nprint('河水')\n```",
@@ -233,7 +240,9 @@ def test_nothing_runs_off_the_edge(
     fits(page, "body *")
     if language == "zh":
         words = " ".join(page.texts("header, nav, .tools, footer, .who"))
-        assert not re.search(r"[A-Za-z]{3,}", words.replace("English", "").replace("tiny", "").replace("README", "")), words
+        assert not re.search(r"[A-Za-z]{3,}", words.replace("English", "").replace("tiny", "").replace("README", "")), (
+            words
+        )
     if size == "phone":
         page.click("#menu")
         page.until(lambda: page.run("return document.getElementById('side').getBoundingClientRect().left") == 0)
