@@ -33,7 +33,6 @@ COVERED_BY = {
     "data/records/test_conversations.py": "data/records/turns data/records/values",
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
-    "inference/serving/test_app.py": "inference/serving/streams",
     "inference/serving/test_openai_client.py": "inference/serving/replies",
     "inference/serving/test_requests.py": "inference/serving/errors inference/serving/neutral",
     "inference/test_batching.py": "inference/slots",

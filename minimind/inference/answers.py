@@ -6,7 +6,7 @@ ended; the token that ends it is no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -144,14 +144,3 @@ class Writer:
             text += self._stop.push(self._characters.flush()) + self._stop.flush()
         self.finish = "stop" if self._stop.found or self._count < self.room else "length"
         return Piece(text, self._count, self.finish, chosen)
-
-
-def pieces(model: Transformer, tokenizer: Tokenizer, question: Question) -> Iterator[Piece]:
-    """The answer to one question, made alone. Raises UserError for an empty or too long prompt."""
-    from minimind.inference.batching import Batch
-
-    batch = Batch(model, tokenizer)
-    _, first = batch.add(question)
-    yield first
-    while batch.writers:
-        yield from (piece for _, piece in batch.step())

@@ -10,7 +10,7 @@ wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -26,6 +26,15 @@ from minimind.text.tokenizer import Tokenizer
 ROWS = 16
 CELLS = 65_536  # columns of all rows together, but for one row alone
 SCORED = 128  # positions whose logits are held at once
+
+
+def pieces(model: Transformer, tokenizer: Tokenizer, question: Question) -> Iterator[Piece]:
+    """The answer to one question, made alone. Raises UserError for an empty or too long prompt."""
+    batch = Batch(model, tokenizer)
+    _, first = batch.add(question)
+    yield first
+    while batch.writers:
+        yield from (piece for _, piece in batch.step())
 
 
 class Batch:

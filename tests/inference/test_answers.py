@@ -6,7 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from minimind.inference.answers import Piece, Question, StopText, pieces
+from minimind.inference.answers import Piece, Question, StopText
+from minimind.inference.batching import pieces
 from minimind.inference.sampling import Sampling
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer

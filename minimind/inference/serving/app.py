@@ -131,8 +131,8 @@ class Endpoints:
         self._check_model(body.model)
         sampling = body.sampling(TEXT_TOKENS)
         prompts = [self.fitting.text(prompt, sampling.max_new_tokens) for prompt in body.prompt]
-        reply = Reply(self.served.name, chat=False, tokenizer=tokenizer)
-        asked = [Question(ids, sampling, [tokenizer.eos_id], body.stop, body.top, body.echo) for ids in prompts]
+        reply, ends = Reply(self.served.name, chat=False, tokenizer=tokenizer), [tokenizer.eos_id]
+        asked = [Question(ids, sampling, ends, body.stop, top=body.top, echo=body.echo) for ids in prompts]
         questions = [choice for question in asked for choice in _choices(question, body.n)]
         return Asked(body, reply, questions, sum(map(len, prompts)))
 

@@ -153,8 +153,14 @@ class Request(Strict):
         given = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         tokens = default_tokens if given is None else given
         seed = random.SystemRandom().getrandbits(32) if self.seed is None else self.seed
-        top_k, penalty = max(self.top_k, 0), self.repetition_penalty
-        return Sampling(tokens, self.temperature, self.top_p, top_k, seed, penalty)
+        return Sampling(
+            tokens,
+            self.temperature,
+            self.top_p,
+            max(self.top_k, 0),
+            seed=seed,
+            repetition_penalty=self.repetition_penalty,
+        )
 
     @property
     def with_usage(self) -> bool:

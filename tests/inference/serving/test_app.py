@@ -86,7 +86,8 @@ def test_a_stream_joined_is_the_whole_answer(api: Running) -> None:
     assert {event["id"] for event in events[:-1]} == {events[0]["id"]}
     assert all(event["object"] == "chat.completion.chunk" for event in events[:-1])
     without = api.events(CHAT, **body)
-    assert all("usage" not in event for event in without[:-1]) and len(without) == len(events) - 1
+    assert all("usage" not in event for event in without[:-1])
+    assert content(without) == content([*events[:-1], "[DONE]"])
 
 
 def test_a_completion_streams_too(api: Running) -> None:
@@ -211,13 +212,3 @@ def test_models_names_the_one_model(api: Running) -> None:
     listed = api.client.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["tiny"]
     assert listed["data"][0]["max_model_len"] == POSITIONS
-
-
-def test_the_page_needs_nothing_else(api: Running) -> None:
-    response = api.client.get("/")
-    assert response.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in response.headers["content-security-policy"]
-    text = response.text
-    assert "://" not in text and "@import" not in text and "innerHTML" not in text
-    for words in ("Stop", "停止", "New chat", "新对话", "v1/chat/completions"):
-        assert words in text

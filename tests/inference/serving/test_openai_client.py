@@ -16,6 +16,7 @@ from minimind.text.tokenizer import Tokenizer
 pytest.importorskip("starlette")
 openai = pytest.importorskip("openai")
 
+from minimind.inference.serving.replies import shown  # noqa: E402
 from tests.inference.running import COMPLETIONS, Running  # noqa: E402
 from tests.waiting import PATIENCE  # noqa: E402
 
@@ -152,3 +153,7 @@ def test_an_echo_is_streamed_first(api: Running, tokenizer: Tokenizer) -> None:
     for name in ("tokens", "token_logprobs", "text_offset"):
         told = [value for part in parts if part["logprobs"] for value in part["logprobs"][name]]
         assert told == whole["logprobs"][name]
+
+
+def test_bytes_that_are_no_character_are_shown_as_openai_shows_them() -> None:
+    assert shown("河".encode()) == "河" and shown("河".encode()[:2]) == "bytes:\\xe6\\xb2"

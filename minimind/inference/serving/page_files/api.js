@@ -2,9 +2,9 @@
 import { key } from "./store.js";
 
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, code) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code });
   }
 }
 
@@ -14,9 +14,9 @@ function headers() {
 
 async function checked(response) {
   if (response.ok) return response;
-  let message = `${response.status} ${response.statusText}`;
-  try { message = (await response.json()).error.message; } catch { /* not ours: a proxy's */ }
-  throw new Refused(response.status, message);
+  let error = { message: `${response.status} ${response.statusText}` };
+  try { ({ error } = await response.json()); } catch { /* not ours: a proxy's */ }
+  throw new Refused(response.status, error.message, error.code);
 }
 
 export async function model() {

@@ -2,7 +2,7 @@
 import { ask, model, Refused } from "./api.js";
 import { copyText, make, markdown } from "./markdown.js";
 import * as store from "./store.js";
-import { say, switchLanguage, translate } from "./texts.js";
+import { language, say, switchLanguage, translate } from "./texts.js";
 
 const at = (id) => document.getElementById(id);
 const FIELDS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
@@ -57,7 +57,7 @@ function answerTools(turn, index) {
 }
 
 function errorBox(turn, index) {
-  const text = turn.error in { lost: 1, broken: 1, locked: 1 } ? say(turn.error) : turn.error;
+  const text = (language === "en" && turn.detail) || say(turn.error); // the server speaks English
   const again = turn.role === "user" ? index + 1 : index;
   const box = make("div", make("span", text), button("retry", () => answerFrom(again)));
   box.className = "error";
@@ -181,7 +181,7 @@ async function answerFrom(index) {
   if (running) return;
   const conversation = current;
   conversation.turns.length = index;
-  delete conversation.turns[index - 1].error;
+  delete conversation.turns[index - 1].error; // it is asked again
   const turn = { role: "assistant", content: "" };
   running = { controller: new AbortController(), conversation, turn };
   const asked = [...conversation.turns];
@@ -235,9 +235,10 @@ function finish(turn, conversation, known) {
 
 // The question stays, with the reason and a way to try again.
 function fail(asked, turn, error) {
-  const reason = error instanceof TypeError ? "lost" : error.status === 401 ? "locked" : error.message || "broken";
-  (turn.content ? turn : asked[asked.length - 1]).error = reason;
-  if (turn.content) turn.error = reason;
+  const known = { 401: "locked", 500: "failed", 503: "busy", 0: "broken" };
+  const reason = error.code === "context_length_exceeded" ? "long" : known[error.status] || "refused";
+  Object.assign(turn.content ? turn : asked[asked.length - 1],
+    error instanceof Refused ? { error: reason, detail: error.message } : { error: "lost", detail: "" });
   if (error.status === 401) openSettings();
 }
 
