@@ -15,7 +15,6 @@ COVERED_BY = {
     "benchmarks/test_gpu.py": "base/peaks",
     "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
     "commands/test_plan.py": "config/memory",
-    "commands/test_report.py": "base/charts",
     "config/test_deepspeed.py": (
         "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
         "config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/optimizers config/deepspeed/precision "
@@ -27,7 +26,8 @@ COVERED_BY = {
         "config/run/wording"
     ),
     "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
-    "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
+    "corpus/test_corpus.py": "corpus/conversations corpus/grammar corpus/questions corpus/stories corpus/words",
+    "data/test_fetch.py": "commands/streaming data/http data/read/remote",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
     "data/read/test_sources.py": "data/read/json_text data/read/streams",
     "data/records/test_conversations.py": "data/records/turns data/records/values",
@@ -36,10 +36,13 @@ COVERED_BY = {
     "inference/serving/test_openai_client.py": "inference/serving/replies",
     "inference/serving/test_requests.py": "inference/serving/errors inference/serving/neutral",
     "inference/test_batching.py": "inference/slots",
-    "interop/test_huggingface.py": "interop/tokenizer_files",
+    "interop/test_model_card.py": "commands/facts",
+    "interop/test_tokenizer_files.py": "text/marked_template",
     "interop/test_families.py": "interop/huggingface_config",
     "test_packaging.py": "base/shipped",
-    "text/test_chat.py": "text/template",
+    "text/test_chat.py": "text/template text/turn",
+    "text/test_marks.py": "text/messages",
+    "text/test_sandbox.py": "text/metering",
     "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
     "training/checkpoint/test_writer.py": "training/process/ranks",
     "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",
@@ -50,9 +53,7 @@ COVERED_BY = {
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
-    "training/run/test_main.py": (
-        "training/run/directory training/run/held_out training/run/summary training/run/task"
-    ),
+    "training/run/test_main.py": ("training/run/directory training/run/held_out training/run/task"),
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
 }

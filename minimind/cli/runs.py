@@ -104,3 +104,14 @@ def report(
     from minimind.commands.report import write_report
 
     say(write_report(runs, output))
+
+
+@app.command()
+def watch(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run directories, also before their first step")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one")] = 8050,
+) -> None:
+    """The report's page, live: curves that grow while a run goes on, on this machine only, until Ctrl-C."""
+    from minimind.commands.watch import watch as serve_page
+
+    serve_page(runs, port)

@@ -44,6 +44,7 @@ def serve(
     _require_extra()
     import torch
 
+    from minimind.inference.about import about_model
     from minimind.inference.generation import load_model
     from minimind.inference.serving.app import Served, make_app
     from minimind.inference.serving.front import MAX_BODY, Hosts
@@ -54,7 +55,8 @@ def serve(
     with listen(host, port) as listener:
         hosts = Hosts.of(host, listener.getsockname()[0])
         speaker = Speaker(model, text, stopping=lambda: server.should_exit)
-        app = make_app(speaker, Served(model_name(path), context=context), api_key, hosts, max_body or MAX_BODY)
+        served = Served(model_name(path), about_model(path), context)
+        app = make_app(speaker, served, api_key, hosts, max_body=max_body or MAX_BODY)
         server = make_server(app)
         _announce(model_name(path), host, listener, api_key)
         _run(server, listener)

@@ -184,6 +184,8 @@ class _TokenFigures:
         self._trainable += encoded.counts.trainable_tokens
         self._shortened += encoded.counts.shortened
         self._cut += encoded.counts.answers_cut
+        if self._options.reading.reasoning == "train":  # else the texts' figures have it
+            self._report.reasoning_dropped += encoded.counts.reasoning_dropped
         if not self._report.sample and encoded.documents:
             self._report.sample = list(_pieces(encoded.documents[0], tokenizer))
         return encoded.rejects

@@ -29,7 +29,7 @@ from minimind.data.records.conversations import Conversation, Fields, Kind, dete
 from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.records.unread import Unread
 from minimind.data.records.values import BadRecord
-from minimind.text.chat import ROLES, Fitted, Turn, fit, is_answer
+from minimind.text.chat import ROLES, Fitted, NotRendered, Turn, fit, is_answer
 from minimind.text.tokenizer import IM_END, IM_START, Tokenizer
 
 _EXCERPT = 2000
@@ -206,18 +206,22 @@ def between_marks(text: str) -> list[str]:
 def _add_conversation(
     encoded: Encoded, conversation: Conversation, record: Record, tokenizer: Tokenizer, max_seq_length: int
 ) -> bool:
-    """Whether an answer of it fits."""
-    fitted = fit(conversation.turns, tokenizer, max_seq_length + 1)
+    """Whether it can be written and an answer of it fits."""
+    fitted, reason = None, f"no answer with its question fits {max_seq_length} tokens; raise max_seq_length to use it"
+    too_long = True
+    try:
+        fitted = fit(conversation.turns, tokenizer, max_seq_length + 1)
+    except NotRendered as error:
+        reason, too_long = str(error), False
     if fitted is None:
-        reason = f"no answer with its question fits {max_seq_length} tokens; raise max_seq_length to use it"
         encoded.rejects.append(
-            Reject(record.file, record.line, reason, excerpt_of(record), too_long=True, element=record.element)
+            Reject(record.file, record.line, reason, excerpt_of(record), too_long=too_long, element=record.element)
         )
         return False
     counts = encoded.counts
     counts.used += 1
     counts.trimmed += conversation.trimmed > 0
-    counts.reasoning_dropped += conversation.dropped
+    counts.reasoning_dropped += conversation.dropped + fitted.rendered.unspoken
     counts.answers_cut += fitted.answer_cut
     counts.shortened += len(fitted.turns) < len(conversation.turns)
     ids = np.array(fitted.rendered.ids, dtype=np.int32)
@@ -229,7 +233,7 @@ def _add_conversation(
 
 
 def _answer_bytes(turns: list[Turn], fitted: Fitted, tokenizer: Tokenizer) -> int:
-    if fitted.answer_cut:
+    if fitted.answer_cut or tokenizer.chat_template is not None:
         spoken = [i for i, flag in zip(fitted.rendered.ids, fitted.rendered.trainable, strict=True) if flag]
         return len(tokenizer.decode(spoken).encode("utf-8"))
     return sum(len(turns[i].content.encode("utf-8")) for i in fitted.turns if is_answer(turns[i]))

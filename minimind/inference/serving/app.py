@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,6 +25,7 @@ from starlette.routing import Route
 
 from minimind.base.defaults import CHAT_TOKENS, TEXT_TOKENS, Context
 from minimind.base.errors import UserError
+from minimind.inference.about import About
 from minimind.inference.answers import Question
 from minimind.inference.serving.errors import ApiError
 from minimind.inference.serving.fitting import Fitting
@@ -47,7 +48,7 @@ class Served:
     """
 
     name: str
-    about: dict[str, Any] | None = None
+    about: About | None = None
     context: Context = "error"
 
 
@@ -102,8 +103,9 @@ class Endpoints:
 
     def _model(self) -> dict[str, Any]:
         """``max_model_len``, which vLLM has too: positions for prompt and answer together."""
+        known = self.served.about and asdict(self.served.about)
         about = {"id": self.served.name, "object": "model", "created": self.started, "owned_by": "minimind"}
-        return {**about, "max_model_len": self.positions, "about": self.served.about}
+        return {**about, "max_model_len": self.positions, "about": known}
 
     async def chat(self, request: Request) -> Response:
         """The next turn of a chat."""
@@ -123,7 +125,7 @@ class Endpoints:
             raise ApiError(400, str(error), "messages") from None
         about = {"dropped_messages": dropped} if dropped else {}
         reply = Reply(self.served.name, chat=True, tokenizer=tokenizer, about=about)
-        question = Question(prompt, sampling, [tokenizer.im_end_id, tokenizer.eos_id], body.stop, body.top)
+        question = Question(prompt, sampling, tokenizer.stop_ids, body.stop, body.top)
         return Asked(body, reply, _choices(question, body.n), len(prompt))
 
     def _read_completion(self, data: bytes) -> Asked:

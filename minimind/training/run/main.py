@@ -149,7 +149,6 @@ def open_metrics(task: Task, material: Material, built: Built) -> Metrics:
         task.config,
         material.plan.total_steps,
         resumed_step=built.progress.step if built.start.checkpoint else None,
-        wandb_id=built.progress.wandb_id,
         best=built.progress.best,
         dry_run=task.arguments.dry_run,
     )
@@ -276,11 +275,13 @@ def finish(run: Run, reason: str, saved: bool) -> int:
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
     """Write ``final/`` in Hugging Face layout; all ranks call it."""
     from minimind.interop.huggingface import save_pretrained
+    from minimind.interop.model_card import Card
 
     final = config.output_dir / FINAL
     weights = engine.weights()
     if engine.rank == 0:
         subdirectory(config.output_dir, final.name)
-        save_pretrained(weights, config.model, data.tokenizer, final)
+        card = Card.of_run(config, config.output_dir.name, trained_on_texts=data.train.kind == "pretrain")
+        save_pretrained(weights, config.model, data.tokenizer, final, card)
     engine.barrier()
     return final

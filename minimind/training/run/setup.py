@@ -26,6 +26,8 @@ from minimind.training.engine.schedule import Schedule
 from minimind.training.process.ranks import Control
 from minimind.training.run.cadence import evaluation_remark, evaluation_steps, usual_steps
 
+NO_TOKENIZER = Path("none")  # `--tokenizer none`: say what is missing, and train none
+
 
 @dataclass(frozen=True)
 class Data:
@@ -36,6 +38,7 @@ class Data:
     held_out: TokenStore | None
     parts: list[Part] | None = None
     overlap: Overlap | None = None  # of the held-out documents with the training documents
+    trained_tokenizer: bool = False  # on the run's own files, since none was given
 
 
 def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
@@ -44,6 +47,7 @@ def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
     Raises UserError for bad files and for a tokenizer that does not fit the model.
     """
     train, held_out, tokenizer, parts = control.first_does(lambda: _prepare(kind, config))
+    trained = bool(config.train_paths) and config.tokenizer is None
     loaded = Tokenizer.load(tokenizer)
     if loaded.vocab_size > config.model.vocab_size:
         raise UserError(
@@ -52,24 +56,39 @@ def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
         )
     opened = TokenStore.open(train)
     if held_out is None:
-        return Data(loaded, opened, None, parts)
+        return Data(loaded, opened, None, parts, trained_tokenizer=trained)
     kept = TokenStore.open(held_out)
     overlap = control.first_does(lambda: find_overlap(opened, kept, default_cache()))
-    return Data(loaded, opened, kept, parts, overlap)
+    return Data(loaded, opened, kept, parts, overlap, trained_tokenizer=trained)
 
 
 def _prepare(kind: Kind, config: RunConfig) -> tuple[Path, Path | None, Path, list[Part] | None]:
     """Stores for training and held-out data, the tokenizer's path and the weighted sources."""
     files, held_out, tokenizer = config.train_paths, list(config.eval_file), config.tokenizer
-    if not files:
+    if not files and tokenizer != NO_TOKENIZER:
         files, built_in, tokenizer = _built_in(kind, tokenizer)
         held_out = held_out or built_in
-    if tokenizer is None:
+    if tokenizer is None and all(map(_can_be_read_twice, files)):
+        tokenizer = _own_tokenizer(files, config)
+    if tokenizer in (None, NO_TOKENIZER):
         raise UserError(f"no tokenizer: make one with `{_tokenizer_command(config)}")
     loaded = Tokenizer.load(tokenizer)
     parts = _parts(config)
     train = _store(files, loaded, kind, config)
     return train, _store(held_out, loaded, kind, config) if held_out else None, loaded.path, parts
+
+
+def _can_be_read_twice(path: Path) -> bool:
+    """Whether its text can be had for a tokenizer and again for the store: no pipe, and no store already."""
+    return str(path) != "-" and not path.is_fifo() and not _is_store(path)
+
+
+def _own_tokenizer(files: list[Path], config: RunConfig) -> Path:
+    """One of the model's vocabulary, trained on the run's files, or found."""
+    from minimind.data.store.own_tokenizer import tokenizer_for
+    from minimind.data.store.prepare import say_on_stderr
+
+    return tokenizer_for(files, config.model.vocab_size, ReadingOptions.of(config), say_on_stderr)
 
 
 def _tokenizer_command(config: RunConfig) -> str:
@@ -100,7 +119,7 @@ def _store(files: list[Path], tokenizer: Tokenizer, kind: Kind, config: RunConfi
     """The store of these files: one named by the user, or made or found by their contents."""
     from minimind.data.store.prepare import prepare
 
-    stores = [path for path in files if (path / MANIFEST).is_file() and (path / "tokens.bin").is_file()]
+    stores = [path for path in files if _is_store(path)]
     if stores and len(files) > 1:
         raise UserError(f"{stores[0]}: a prepared store can't be mixed with others; name the files it was made of")
     if stores:
@@ -115,6 +134,10 @@ def _store(files: list[Path], tokenizer: Tokenizer, kind: Kind, config: RunConfi
     )
 
 
+def _is_store(path: Path) -> bool:
+    return (path / MANIFEST).is_file() and (path / "tokens.bin").is_file()
+
+
 def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -> Path:
     """A store that `minimind prepare` made, if it fits this run."""
     store = TokenStore.open(path)
@@ -122,6 +145,8 @@ def _finished(path: Path, tokenizer: Tokenizer, kind: Kind, config: RunConfig) -
     problem = None
     if store.manifest.get("tokenizer") != tokenizer.fingerprint:
         problem = f"was made with another tokenizer than {tokenizer.path}"
+    elif kind == "sft" and store.manifest.get("chat_template") != tokenizer.template_hash:
+        problem = f"was made with another chat template than that of {tokenizer.path}"
     elif store.kind != kind:
         problem = f"was made for {store.kind}, not for {kind}"
     elif kind == "sft" and made > config.max_seq_length:  # packing would cut conversations apart

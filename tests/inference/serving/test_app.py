@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.inference.running import (  # noqa: E402
     Speech,
     content,
 )
+from tests.text.templates import TEMPLATES, write_tokenizer  # noqa: E402
 from tests.waiting import PATIENCE, wait_for  # noqa: E402
 
 
@@ -46,6 +48,16 @@ def test_a_chat_answer_is_what_generate_makes(api: Running, model: Transformer, 
     }
     assert choice["finish_reason"] == ("length" if len(expected) == 30 else "stop")
     assert (reply["object"], reply["model"]) == ("chat.completion", "tiny")
+
+
+def test_a_conversation_that_the_models_template_cannot_write_is_refused(model: Transformer, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, TEMPLATES["bracketed"]))
+    api = Running(model, tokenizer)
+    try:
+        reply = api.post(CHAT, messages=[{"role": "system", "content": "be brief"}, *HELLO["messages"]])
+        assert reply.status_code == 400 and "only user and assistant" in reply.json()["error"]["message"]
+    finally:
+        api.close()
 
 
 @pytest.mark.parametrize("end", ["im_end_id", "eos_id"])

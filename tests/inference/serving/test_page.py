@@ -19,6 +19,7 @@ from minimind.text.tokenizer import Tokenizer
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
+from minimind.inference.about import About  # noqa: E402
 from minimind.inference.answers import Writer  # noqa: E402
 from minimind.inference.serving.page import FILES, page_paths  # noqa: E402
 from tests.inference.running import Running, Speech  # noqa: E402
@@ -26,7 +27,7 @@ from tests.inference.serving import browser  # noqa: E402
 from tests.inference.serving.browser import ENTER, Page  # noqa: E402
 from tests.waiting import PATIENCE, wait_for  # noqa: E402
 
-ABOUT = {
+ABOUT: Any = {
     "knows": "sums of two numbers, capitals, opposites and small stories",
     "examples": ["What is 32+41?", "法国的首都是哪里？", "What is the opposite of hot?"],
 }
@@ -80,7 +81,7 @@ def server(tokenizer: Tokenizer) -> Iterator[Running]:
     config = ModelConfig.preset(
         "tiny", vocab_size=330, hidden_size=16, num_hidden_layers=1, head_dim=8, max_position_embeddings=3000
     )
-    running = Running(Transformer(config, seed=1).eval(), tokenizer, about=ABOUT)
+    running = Running(Transformer(config, seed=1).eval(), tokenizer, about=About(**ABOUT))
     yield running
     running.close()
 
