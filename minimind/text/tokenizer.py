@@ -198,6 +198,10 @@ class Tokenizer:
         text = data.decode("utf-8", "replace")
         return text.removeprefix(" ") if self._codec.strips_space else text
 
+    def token_bytes(self, token: int) -> bytes:
+        """What the id spells, a control id its name; often no whole character."""
+        return self._codec.special_bytes.get(token, b"")
+
     def stream(self) -> StreamDecoder:
         """A decoder for ids that arrive one by one; they continue a text, so a first space stays."""
         return StreamDecoder(self._codec.text_bytes)

@@ -23,7 +23,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from minimind.inference.openai_schema import ApiError
+from minimind.inference.serving.errors import ApiError
+from minimind.inference.serving.page import page_paths
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -32,7 +33,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
-PUBLIC = ("/", "/health")  # the page holds no secret, and asks for the key itself
+PUBLIC = frozenset({"/health", *page_paths()})  # the page holds no secret, and asks for the key itself
 MAX_BODY = 1 << 20  # bytes
 MAX_VALUES = 20_000  # of a JSON body, by its separators; 2,048 messages have some 10,000
 MAX_REQUESTS = 64  # that are read, wait for their answer or get it
