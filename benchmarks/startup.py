@@ -25,10 +25,10 @@ from typing import Any
 Seconds = tuple[float, float]  # by the clock, of CPU
 STARTED = "MINIMIND_BENCHMARK_STARTED"  # when the parent started this process, by time.time()
 PARTS = {  # part -> (module, function) that it is the time of
-    "configuration": [("main", "configure"), ("main", "detect"), ("main", "resolve_json")],
+    "configuration": [("main", "make_task")],
     "processes": [("main", "start_processes"), ("main", "Control")],
     "data": [("setup", "prepare_data"), ("setup", "make_batches")],
-    "model": [("main", "new_model")],
+    "model": [("task", "new_model")],
     "engine": [("builder", "build_engine")],
     "run files": [("main", "open_directory"), ("main", "open_metrics")],
     "speed estimate": [("summary", "measure_tokens_per_second")],
@@ -40,10 +40,10 @@ def child(arguments: list[str]) -> None:
     """The command itself, with its parts timed; prints them as one JSON line after the first step."""
     seconds = {"interpreter": (time.time() - float(os.environ[STARTED]), time.process_time())}
     start = now()
-    from minimind.training.run import builder, loop, main, setup, summary
+    from minimind.training.run import builder, loop, main, setup, summary, task
 
     add(seconds, "imports", start)
-    modules = {"main": main, "setup": setup, "builder": builder, "summary": summary, "loop": loop}
+    modules = {"main": main, "task": task, "setup": setup, "builder": builder, "summary": summary, "loop": loop}
     for part, functions in PARTS.items():
         for module, function in functions:
             time_calls(modules[module], function, part, seconds)

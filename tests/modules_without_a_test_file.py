@@ -13,6 +13,7 @@ COVERED_BY = {
     "base/test_display.py": "base/findings",
     "base/test_processor.py": "base/hardware",
     "benchmarks/test_gpu.py": "base/peaks",
+    "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
     "commands/test_plan.py": "config/memory",
     "commands/test_report.py": "base/charts",
     "config/test_deepspeed.py": (
@@ -21,7 +22,10 @@ COVERED_BY = {
         "config/deepspeed/refusals config/deepspeed/resolve config/deepspeed/scheduler "
         "config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
     ),
-    "config/test_run.py": "config/model config/places",
+    "config/test_run.py": (
+        "config/model config/places config/run/load config/run/settings config/run/sources config/run/values "
+        "config/run/wording"
+    ),
     "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
     "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
@@ -31,7 +35,6 @@ COVERED_BY = {
     "data/store/test_prepare.py": "data/store/files",
     "interop/test_huggingface.py": "interop/tokenizer_files",
     "interop/test_families.py": "interop/huggingface_config",
-    "test_cli.py": "base/errors",
     "test_packaging.py": "base/shipped",
     "text/test_chat.py": "text/template",
     "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
@@ -40,10 +43,13 @@ COVERED_BY = {
     "training/engine/test_schedule.py": "config/schedules",
     "training/health/test_monitor.py": "config/health training/health/rules training/health/lr_bands",
     "training/health/test_trouble.py": "config/recovery",
+    "training/process/test_run_lock.py": "training/process/ending",
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
-    "training/run/test_main.py": "training/run/directory training/run/held_out training/run/summary",
+    "training/run/test_main.py": (
+        "training/run/directory training/run/held_out training/run/summary training/run/task"
+    ),
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
 }

@@ -1,5 +1,5 @@
-"""docs/architecture.md says how to add an optimizer, a schedule, a data format, a health rule, a tracker and an export
-format: one entry in one table each. Here one of each is added that way, and works from the configuration to its end.
+"""docs/architecture.md says how to add an optimizer, a schedule, a data format, a health rule, a tracker, a command and
+an export format: one entry in one place each. Here one of each is added that way, and works from beginning to end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from minimind import cli
+from minimind.base.display import say
 from minimind.base.errors import UserError
 from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware
 from minimind.cli import app
+from minimind.cli.options import Model
 from minimind.commands import models
 from minimind.config import run as run_config
 from minimind.config import schedules
@@ -146,6 +149,17 @@ def test_a_tracker(entry: Callable[[Any, str, Any], None], tmp_path: Path) -> No
     tracker: Any = metrics._wandb
     assert metrics.wandb_id == "kept"
     assert tracker.told == [("log", (1, 2.0)), ("alert", "a"), ("finish", True)]
+
+
+def test_a_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
+
+    @app.command()
+    def name_of(model: Model) -> None:
+        say(model.name)
+
+    assert cli.run(["name-of", "runs/river"]) == 0
+    assert capsys.readouterr().out == "river\n"
 
 
 def test_an_export_format(entry: Callable[[Any, str, Any], None], tmp_path: Path) -> None:

@@ -70,6 +70,25 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     sync_directory(path.parent)
 
 
+@contextmanager
+def passing(directory: Path, content: bytes) -> Iterator[str]:
+    """The name of a new file in ``directory`` that others can read until the block ends. OSError.
+
+    A killed writer's goes like those of ``replacing``.
+    """
+    path = directory / f".minimind-{secrets.token_hex(8)}.tmp"
+    with create(path) as file:
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # other hosts see it now
+            yield path.name
+        finally:
+            path.unlink(missing_ok=True)
+
+
 def create(path: Path, mode: int = 0o666) -> BinaryIO:
     """A new file, open for writing. FileExistsError if anything has that name, a link too."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

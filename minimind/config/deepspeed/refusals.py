@@ -7,10 +7,12 @@ not.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from minimind.config.deepspeed.lint import AUTO, Draft
+from minimind.config.run import RunConfig
 
 # path: why a true (or "on") value is refused
 _REFUSED_SWITCHES = {
@@ -146,3 +148,36 @@ def note_unused(draft: Draft) -> None:
             text = f'the JSON\'s "{section}" has no effect here: {reason}'
             draft.find("section-unused", text, f'delete "{section}"')
         draft.values.pop(section, None)
+
+
+def note_monitors(draft: Draft, run: RunConfig) -> None:
+    """DeepSpeed's own monitors log no loss; its wandb would call wandb.init a second time and stop offline runs."""
+    for name in ("wandb", "comet"):
+        if draft.on(name):
+            advice = "set `report_to: wandb` in the YAML" if run.report_to == "none" else f'delete "{name}"'
+            draft.find(
+                "monitor-off",
+                f"the JSON's {name} monitor is switched off: DeepSpeed's monitors log no loss, and this "
+                "trainer logs to wandb itself",
+                advice,
+            )
+        draft.drop(name)
+    for name in ("tensorboard", "csv_monitor"):
+        if draft.on(name):
+            draft.find(
+                "monitor-no-loss",
+                f"DeepSpeed's {name} gets learning rate and loss scale, but no loss",
+                f"for the loss: minimind report {shlex.quote(str(run.output_dir))}",
+            )
+    _note_comms_logger(draft)
+
+
+def _note_comms_logger(draft: Draft) -> None:
+    """DeepSpeed logs each operation if ``verbose``; its table needs a call that its engine never makes."""
+    if draft.on("comms_logger") and draft.get("comms_logger.verbose") is not True:
+        draft.find(
+            "monitor-silent",
+            "comms_logger shows nothing: without verbose DeepSpeed only counts, and its comm.log_summary(), which "
+            "prints, is not called",
+            'write "verbose": true to see every operation, or delete comms_logger',
+        )

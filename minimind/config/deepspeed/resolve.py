@@ -10,7 +10,6 @@ DeepSpeed itself.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from minimind.config.deepspeed.lint import AUTO, Draft, check_names_and_types, m
 from minimind.config.deepspeed.obsolete import drop_obsolete
 from minimind.config.deepspeed.optimizer import OptimizerSpec, resolve_optimizer
 from minimind.config.deepspeed.precision import resolve_data_types, resolve_precision
-from minimind.config.deepspeed.refusals import note_unused, refuse_unsupported
+from minimind.config.deepspeed.refusals import note_monitors, note_unused, refuse_unsupported
 from minimind.config.deepspeed.scheduler import (
     fill_total_steps,
     own_schedule_findings,
@@ -130,52 +129,90 @@ def resolve(
     """
     source = read_source(path_or_dict)
     draft = Draft(source, source.values, kind=kind or kind_by_name(source.name), strict=strict)
+    _lint(draft)
+    solved = _solve(
+        draft,
+        run,
+        world_size,
+        hardware,
+        emulate_fp16=emulate_fp16 or run.emulate_fp16,
+        num_parameters=num_parameters or run.model.num_parameters(),
+        fallback={**ENGINE, **(defaults or {})},
+    )
+    _note_what_has_no_effect(draft, run)
+    raise_problems(draft.problems, source.name)
+    return _resolved(draft, solved, run, world_size)
+
+
+def _lint(draft: Draft) -> None:
+    """Known names, right types, and nothing old or refused is left of it."""
     drop_obsolete(draft)
     check_names_and_types(draft)
     modernise(draft)
     refuse_unsupported(draft)
-    fallback = {**ENGINE, **(defaults or {})}
-    precision = resolve_precision(draft, run, hardware, emulate_fp16 or run.emulate_fp16)
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """Each part that JSON and YAML decide together; None: the draft has the problem."""
+
+    precision: str
+    stage: int
+    offload: bool
+    batch: BatchSizes | None
+    optimizer: OptimizerSpec | None
+    clipping: float
+    scheduler: dict[str, Any] | None
+
+
+def _solve(
+    draft: Draft,
+    run: RunConfig,
+    world_size: int,
+    hardware: Hardware,
+    emulate_fp16: bool,
+    num_parameters: int,
+    fallback: Mapping[str, float],
+) -> _Solved:
+    """Fill "auto", compare what both set, make explicit what DeepSpeed would choose. Each part uses those before it."""
+    precision = resolve_precision(draft, run, hardware, emulate_fp16)
     accumulation = resolve_data_types(draft, precision)
     stage, offload = resolve_zero(
-        draft,
-        precision,
-        accumulation,
-        run=run,
-        num_parameters=num_parameters or run.model.num_parameters(),
-        world_size=world_size,
+        draft, precision, accumulation, run=run, num_parameters=num_parameters, world_size=world_size
     )
     batch = solve_batch(draft, run, world_size, fallback)
     optimizer = resolve_optimizer(draft, run, fallback, offload)
     clipping = _clipping(draft, run, fallback)
     scheduler = resolve_scheduler(draft, run, optimizer)
-    _monitors(draft, run)
-    _comms_logger(draft)
-    note_unused(draft)
-    _drop_unfilled_auto(draft, draft.values, "")
-    raise_problems(draft.problems, source.name)
+    return _Solved(precision, stage, offload, batch, optimizer, clipping=clipping, scheduler=scheduler)
+
+
+def _resolved(draft: Draft, solved: _Solved, run: RunConfig, world_size: int) -> Resolved:
+    """What a draft without problems comes to."""
+    batch, optimizer = solved.batch, solved.optimizer
     assert batch is not None  # a missing part has put a problem into the list
     assert optimizer is not None
     return Resolved(
-        config=_finish(draft, batch, world_size, clipping, scheduler),
+        config=_engine_config(draft, batch, world_size, solved.clipping, solved.scheduler),
         micro_batch_size=batch.micro,
         accumulation=batch.accumulation,
         world_size=world_size,
-        precision=precision,
-        stage=stage,
-        offload=offload,
+        precision=solved.precision,
+        stage=solved.stage,
+        offload=solved.offload,
         optimizer=optimizer,
-        gradient_clipping=clipping,
-        scheduler=scheduler,
-        source=source.name,
+        gradient_clipping=solved.clipping,
+        scheduler=solved.scheduler,
+        source=draft.source.name,
         batch_reason=batch.reason,
         findings=[*run.remarks, *draft.findings],
     )
 
 
-def _finish(
+def _engine_config(
     draft: Draft, batch: BatchSizes, world_size: int, clipping: float, scheduler: dict[str, Any] | None
 ) -> dict[str, Any]:
+    """The dict for ``deepspeed.initialize``: every key that was left to "auto" or to DeepSpeed has its value."""
     config = {key: value for key, value in draft.values.items() if key not in ("optimizer", "scheduler")}
     config.update(
         train_micro_batch_size_per_gpu=batch.micro,
@@ -206,38 +243,11 @@ def _clipping(draft: Draft, run: RunConfig, fallback: Mapping[str, float]) -> fl
     return float(given)
 
 
-def _monitors(draft: Draft, run: RunConfig) -> None:
-    """DeepSpeed's own monitors log no loss; its wandb would call wandb.init a second time and stop offline
-    runs.
-    """
-    for name in ("wandb", "comet"):
-        if draft.on(name):
-            advice = "set `report_to: wandb` in the YAML" if run.report_to == "none" else f'delete "{name}"'
-            draft.find(
-                "monitor-off",
-                f"the JSON's {name} monitor is switched off: DeepSpeed's monitors log no loss, and this "
-                "trainer logs to wandb itself",
-                advice,
-            )
-        draft.drop(name)
-    for name in ("tensorboard", "csv_monitor"):
-        if draft.on(name):
-            draft.find(
-                "monitor-no-loss",
-                f"DeepSpeed's {name} gets learning rate and loss scale, but no loss",
-                f"for the loss: minimind report {shlex.quote(str(run.output_dir))}",
-            )
-
-
-def _comms_logger(draft: Draft) -> None:
-    """DeepSpeed logs each operation if ``verbose``; its table needs a call that its engine never makes."""
-    if draft.on("comms_logger") and draft.get("comms_logger.verbose") is not True:
-        draft.find(
-            "monitor-silent",
-            "comms_logger shows nothing: without verbose DeepSpeed only counts, and its comm.log_summary(), which "
-            "prints, is not called",
-            'write "verbose": true to see every operation, or delete comms_logger',
-        )
+def _note_what_has_no_effect(draft: Draft, run: RunConfig) -> None:
+    """What is left of the draft and is not used, or not as one would think."""
+    note_monitors(draft, run)
+    note_unused(draft)
+    _drop_unfilled_auto(draft, draft.values, "")
 
 
 def _drop_unfilled_auto(draft: Draft, section: dict[str, Any], prefix: str) -> None:

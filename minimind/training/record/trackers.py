@@ -48,7 +48,7 @@ class Tracker(Protocol):
 
 
 def start_tracker(run_dir: Path, run_config: RunConfig, run_id: str | None = None) -> Tracker:
-    """The tracker that ``report_to`` names among ``TRACKERS`` of config/run.py."""
+    """The tracker that ``report_to`` names among ``TRACKERS`` of config/run/values.py."""
     make: Callable[[Path, RunConfig, str | None], Tracker] = pkgutil.resolve_name(TRACKERS[run_config.report_to])
     return make(run_dir, run_config, run_id)
 

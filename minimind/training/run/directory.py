@@ -34,7 +34,7 @@ from minimind.training.checkpoint.directory import (
 )
 from minimind.training.health.ladder import write_rollbacks
 from minimind.training.record.file import FILE_NAME as METRICS
-from minimind.training.run.provenance import environment, write_diff
+from minimind.training.record.provenance import environment, write_diff
 from minimind.training.run.resume import Start
 
 RUN_MARKS = (ENVIRONMENT, METRICS, CHECKPOINTS, FINAL, "earlier-1")  # only a run has one

@@ -6,51 +6,44 @@ Exit codes: 0 finished or stopped as asked, 1 the run failed (post-mortem writte
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import sys
-import threading
-import time
-import traceback
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from minimind.base.command_lines import OwnCommand
 from minimind.base.defaults import FINAL
-from minimind.base.display import complain, say
+from minimind.base.display import say
 from minimind.base.errors import UserError
 from minimind.base.files import subdirectory
 from minimind.base.findings import Finding
-from minimind.base.hardware import Hardware, detect
-from minimind.config.deepspeed import Resolved, resolve
-from minimind.config.deepspeed.source import chosen_source
-from minimind.config.run import RunConfig, load_run_config
+from minimind.config.deepspeed import Resolved
+from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
-from minimind.model.transformer import Transformer
+from minimind.data.store.batches import Batches
+from minimind.training.checkpoint.nearby import elsewhere
 from minimind.training.checkpoint.writer import Saver
-from minimind.training.engine.engine import Engine, start_processes
+from minimind.training.engine.engine import Engine
 from minimind.training.health.lr_bands import usual_band
 from minimind.training.health.monitor import before_run
+from minimind.training.process.disks import Disks, find_disks, separate
+from minimind.training.process.ending import exit_with
 from minimind.training.process.ranks import Control
 from minimind.training.process.run_lock import RunLock
-from minimind.training.process.signals import StoppedEarly, StopRequest, say_stopped
+from minimind.training.process.signals import StopRequest
 from minimind.training.process.watchdog import EXPORT, START, Watchdog
 from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress
 from minimind.training.run import setup
-from minimind.training.run.arguments import config_options, own_command, parse
-from minimind.training.run.builder import Builder, new_model
+from minimind.training.run.arguments import parse
+from minimind.training.run.builder import Builder
 from minimind.training.run.directory import open_directory
 from minimind.training.run.held_out import held_out_findings
 from minimind.training.run.loop import Run, train
 from minimind.training.run.next_commands import sweep_command
-from minimind.training.run.requirements import require
 from minimind.training.run.rescue import give_up, rescue
-from minimind.training.run.resume import Start, agree, find_start, run_settings
+from minimind.training.run.resume import Start, agree, find_start, require_one_run, run_settings
 from minimind.training.run.summary import schedule_lines, summarize
-
-WORD = 30.0  # seconds that another rank waits for the first to say what is wrong; it is ended long before
+from minimind.training.run.task import Task, join
 
 
 def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
@@ -58,41 +51,6 @@ def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = N
     arguments = parse(kind, argv)
     stop = stop or StopRequest().install()
     exit_with(lambda: run(kind, arguments, stop), arguments.debug, stop)
-
-
-def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoReturn:
-    """Exit with ``work``'s code; a UserError is one line from rank 0 (``debug``: a traceback) and code 2.
-
-    Asked to stop before the first step is code 0, also where a rank learns of it by losing another one.
-    """
-    try:
-        code = work()
-    except UserError as error:
-        if debug:
-            complain(traceback.format_exc().rstrip())
-        elif os.environ.get("RANK", "0") == "0":
-            complain(f"error: {error}")
-        else:
-            _let_the_first_rank_speak()
-        code = 2
-    except StoppedEarly as stopped:
-        say_stopped(str(stopped))
-        code = 0
-    except Exception as error:
-        if stop.hung:  # a lost rank is part of the hang that has been said
-            threading.Event().wait()
-        if not stop.ended_early(error):
-            raise
-        say_stopped(stop.name)
-        code = 0
-    sys.stdout.flush()
-    sys.exit(code)
-
-
-def _let_the_first_rank_speak() -> None:
-    """launch.py ends every rank once one has ended; the first, which meets the same error, has the line to print."""
-    with contextlib.suppress(StoppedEarly):
-        time.sleep(WORD)
 
 
 def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
@@ -103,97 +61,198 @@ def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = No
 
 def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, watchdog: Watchdog) -> int:
     """``lock``: to be taken, and held until this returns. ``watchdog``: to be started once the data are ready."""
-    config, new_model = configure(kind, arguments)
-    hardware = detect()
-    resolved = resolve_json(kind, arguments, config, hardware)
-    remarks = require(resolved, config, hardware)
-
-    start_processes(config.emulate_fp16)
-    control = Control()
-    notes = [] if arguments.dry_run else control.first_does(lambda: lock.take(config.output_dir))
-    data = setup.prepare_data(control, kind, config)
-    watchdog.start(config.watchdog, config.output_dir, control.rank, stop)
-    batches = setup.make_batches(data, config, resolved)
-    plan = setup.plan_steps(config, batches, data.held_out)
-    resolved = resolved.with_total_steps(plan.total_steps, config)
-
-    # Rank 0 looks for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
-    start = control.first_does(lambda: find_start(arguments.resume, config.output_dir))
-    builder = Builder(
-        config,
-        resolved,
-        plan,
-        new_model=new_model,
-        settings=lambda treated: run_settings(config, treated, data, plan),
-        command=own_command(kind, arguments, resolved.world_size, hardware),
-    )
-    about = builder.settings(builder.treated(start.rollbacks))
-    notes += start.findings + control.first_does(lambda: agree(start.checkpoint, about))
-    engine, progress = builder.build(start.checkpoint, start.rollbacks)
-    resolved = engine.resolved
-
+    task, control = join(kind, arguments)
+    notes = [] if arguments.dry_run else control.first_does(lambda: lock.take(task.config.output_dir))
+    disks = look_at_disks(task, control)
+    material = prepare(task, control, watchdog, stop)
+    built = build(task, material, control, disks)
+    notes += [*separate(disks, task.config.output_dir), *built.notes]
     if not arguments.dry_run:
-        notes += control.first_does(
-            lambda: open_directory(
-                config, resolved, hardware, tokenizer=data.tokenizer, start=start, best_step=progress.best.step
-            )
-        )
-    metrics = open_metrics(arguments, config, engine.rank, total_steps=plan.total_steps, progress=progress, start=start)
-    metrics.header(
-        summarize(
-            kind,
-            config,
-            resolved,
-            data=data,
-            batches=batches,
-            plan=plan,
-            hardware=hardware,
-            progress=progress,
-            arguments=arguments,
-            command=builder.command,
-        )
-    )
-    rates = usual_rates(kind, config, resolved, builder.command)
-    for finding in [*rates, *resolved.findings, *remarks, *held_out_findings(data, config), *notes]:
-        metrics.finding(finding)
+        notes += control.first_does(lambda: make_directory(task, material, built))
+    metrics = open_metrics(task, material, built)
+    announce(metrics, task, material, built, notes)
     if arguments.dry_run:
-        return end_dry_run(metrics, engine, resolved, plan, progress)
+        return end_dry_run(metrics, built.engine, material.plan, built.progress)
+    begin(built, metrics, stop)
+    run = make_run(task, material, built, metrics=metrics, stop=stop, watchdog=watchdog)
+    return finish(*train_and_save(run, built.builder))
 
-    for rollback in start.rollbacks:  # a run that was killed right after one has no line of it
+
+def look_at_disks(task: Task, control: Control) -> Disks:
+    """Who sees the run directory; a dry run leaves nothing there to be seen."""
+    if control.world_size == 1 or task.arguments.dry_run:
+        return Disks.one(control.world_size)
+    return find_disks(control, task.config.output_dir)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is trained on, in which order, and for how long."""
+
+    data: setup.Data
+    batches: Batches
+    plan: setup.Plan
+
+
+def prepare(task: Task, control: Control, watchdog: Watchdog, stop: StopRequest) -> Material:
+    """Tokenised data, their order and the plan of the steps; watched from the moment when the data are there."""
+    data = setup.prepare_data(control, task.kind, task.config)
+    watchdog.start(task.config.watchdog, task.config.output_dir, control.rank, stop)
+    batches = setup.make_batches(data, task.config, task.resolved)
+    return Material(data, batches, setup.plan_steps(task.config, batches, data.held_out))
+
+
+@dataclass(frozen=True)
+class Built:
+    """The engine and the run's progress where it starts, and what a checkpoint will say of the run (``about``)."""
+
+    builder: Builder
+    disks: Disks
+    start: Start
+    about: dict[str, Any]
+    engine: Engine
+    progress: Progress
+    notes: list[Finding]
+
+
+def build(task: Task, material: Material, control: Control, disks: Disks) -> Built:
+    """The engine, new or at the checkpoint that ``--resume`` means. UserError if that belongs to another run."""
+    # Rank 0 looks for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
+    try:
+        start = control.first_does(lambda: find_start(task.arguments.resume, task.config.output_dir))
+    except UserError as error:  # on all ranks
+        raise UserError(f"{error}{elsewhere(control, task.config.output_dir, disks)}") from None
+    builder = make_builder(task, material, disks)
+    about = builder.settings(builder.treated(start.rollbacks))
+    first = control.from_first(about)
+    control.all_do(lambda: require_one_run(first, about))
+    notes = start.findings + control.first_does(lambda: agree(start.checkpoint, about))
+    engine, progress = builder.build(start.checkpoint, start.rollbacks)
+    return Built(builder, disks, start, about, engine=engine, progress=progress, notes=notes)
+
+
+def make_builder(task: Task, material: Material, disks: Disks) -> Builder:
+    """What builds the engine now, and again after each rollback."""
+    config, plan = task.config, material.plan
+    return Builder(
+        config,
+        task.resolved.with_total_steps(plan.total_steps, config),
+        plan,
+        new_model=task.new_model,
+        settings=lambda treated: run_settings(config, treated, material.data, plan),
+        command=task.command,
+        disks=disks,
+    )
+
+
+def make_directory(task: Task, material: Material, built: Built) -> list[Finding]:
+    """The run directory with its files; findings about it. Rank 0 only."""
+    return open_directory(
+        task.config,
+        built.engine.resolved,
+        task.hardware,
+        tokenizer=material.data.tokenizer,
+        start=built.start,
+        best_step=built.progress.best.step,
+    )
+
+
+def open_metrics(task: Task, material: Material, built: Built) -> Metrics:
+    """The run's metrics, cut back to the resumed step; an old run's are kept under another name."""
+    return Metrics(
+        task.config.output_dir,
+        built.engine.rank,
+        task.config,
+        material.plan.total_steps,
+        resumed_step=built.progress.step if built.start.checkpoint else None,
+        wandb_id=built.progress.wandb_id,
+        best=built.progress.best,
+        dry_run=task.arguments.dry_run,
+    )
+
+
+def announce(metrics: Metrics, task: Task, material: Material, built: Built, notes: list[Finding]) -> None:
+    """The header, and after it everything worth knowing before the first step."""
+    resolved, command = built.engine.resolved, built.builder.command
+    summary = summarize(
+        task.kind,
+        task.config,
+        resolved,
+        data=material.data,
+        batches=material.batches,
+        plan=material.plan,
+        hardware=task.hardware,
+        progress=built.progress,
+        arguments=task.arguments,
+        command=command,
+    )
+    metrics.header(summary)
+    rates = usual_rates(task.kind, task.config, resolved, command)
+    held_out = held_out_findings(material.data, task.config)
+    for finding in [*rates, *resolved.findings, *task.remarks, *held_out, *notes]:
+        metrics.finding(finding)
+
+
+def usual_rates(kind: Kind, config: RunConfig, resolved: Resolved, command: OwnCommand | None = None) -> list[Finding]:
+    """Whether the learning rate is out of the band that is usual for the model's size."""
+    rates, size = resolved.optimizer.params, config.model.num_parameters()
+    sweep = None
+    if kind == "pretrain" and command is not None and not config.commanded("learning_rate"):
+        band = usual_band(size, resolved.optimizer.type, kind, config.health)
+        sweep = sweep_command(command, config, band.low, band.high)
+    rate = rates.get("muon_lr", rates["lr"])
+    return before_run(kind, resolved.optimizer.type, rate, num_parameters=size, thresholds=config.health, sweep=sweep)
+
+
+def end_dry_run(metrics: Metrics, engine: Engine, plan: setup.Plan, progress: Progress) -> int:
+    """Show the learning rate over the run, and train nothing."""
+    if engine.rank == 0 and engine.resolved.scheduler is None:
+        say("\n".join(schedule_lines(plan, engine.lr / plan.schedule.factor(progress.step))))
+    metrics.close(None, reason="dry run")
+    return 0
+
+
+def begin(built: Built, metrics: Metrics, stop: StopRequest) -> None:
+    """Wait until all ranks are about to train; raises StoppedEarly if one of them was asked to stop before this."""
+    for rollback in built.start.rollbacks:  # a run that was killed right after one has no line of it
         metrics.rollback(rollback)
-    stop.begin(engine.barrier)
-    protected = {start.checkpoint.path} if start.checkpoint else set()
-    saver = Saver(
-        engine,
+    stop.begin(built.engine.barrier)
+
+
+def make_run(
+    task: Task, material: Material, built: Built, metrics: Metrics, stop: StopRequest, watchdog: Watchdog
+) -> Run:
+    """What the loop works with."""
+    return Run(
+        task.config,
+        material.data,
+        material.batches,
+        plan=material.plan,
+        engine=built.engine,
+        metrics=metrics,
+        progress=built.progress,
+        stop=stop,
+        run_dir=task.config.output_dir,
+        about=built.about,
+        saver=make_saver(built, task.config, watchdog),
+        rollbacks=built.start.rollbacks,
+        overfit_one_batch=task.arguments.overfit_one_batch,
+        watchdog=watchdog,
+    )
+
+
+def make_saver(built: Built, config: RunConfig, watchdog: Watchdog) -> Saver:
+    """The writer of checkpoints, which never deletes the one that the run starts from. All ranks call it."""
+    checkpoint = built.start.checkpoint
+    return Saver(
+        built.engine,
         Control("saving"),
         config.output_dir,
         keep=config.save_total_limit,
-        protected=protected,
+        protected={checkpoint.path} if checkpoint else set(),
         watchdog=watchdog,
+        apart=built.disks.apart,
     )
-    run = Run(
-        config,
-        data,
-        batches,
-        plan=plan,
-        engine=engine,
-        metrics=metrics,
-        progress=progress,
-        stop=stop,
-        run_dir=config.output_dir,
-        about=about,
-        saver=saver,
-        rollbacks=start.rollbacks,
-        overfit_one_batch=arguments.overfit_one_batch,
-        watchdog=watchdog,
-    )
-    run, reason, saved = train_and_save(run, builder)
-    watchdog.beat(EXPORT)
-    final = export(run.engine, config, data) if reason in ("finished", "early-stop") else None
-    watchdog.stop()
-    metrics.close(final, reason=reason)
-    run.engine.close()
-    return 1 if reason == "failed" or not saved else 0
 
 
 def train_and_save(run: Run, builder: Builder) -> tuple[Run, str, bool]:
@@ -221,86 +280,14 @@ def train_with_recovery(run: Run, builder: Builder) -> tuple[Run, str]:
     return run, reason
 
 
-def resolve_json(kind: Kind, arguments: argparse.Namespace, config: RunConfig, hardware: Hardware) -> Resolved:
-    """The DeepSpeed JSON, checked and filled for this run; the launcher says how many ranks there are."""
-    return resolve(
-        chosen_source(arguments.deepspeed_config, config),
-        config,
-        int(os.environ.get("WORLD_SIZE", "1")),
-        hardware,
-        emulate_fp16=config.emulate_fp16,
-        num_parameters=config.model.num_parameters(),
-        kind=kind,
-        strict=arguments.strict,
-    )
-
-
-def open_metrics(
-    arguments: argparse.Namespace, config: RunConfig, rank: int, total_steps: int, progress: Progress, start: Start
-) -> Metrics:
-    """The run's metrics, cut back to the resumed step; an old run's are kept under another name."""
-    return Metrics(
-        config.output_dir,
-        rank,
-        config,
-        total_steps,
-        resumed_step=progress.step if start.checkpoint else None,
-        wandb_id=progress.wandb_id,
-        best=progress.best,
-        dry_run=arguments.dry_run,
-    )
-
-
-def usual_rates(kind: Kind, config: RunConfig, resolved: Resolved, command: OwnCommand | None = None) -> list[Finding]:
-    """Whether the learning rate is out of the band that is usual for the model's size."""
-    rates, size = resolved.optimizer.params, config.model.num_parameters()
-    sweep = None
-    if kind == "pretrain" and command is not None and not config.commanded("learning_rate"):
-        band = usual_band(size, resolved.optimizer.type, kind, config.health)
-        sweep = sweep_command(command, config, band.low, band.high)
-    rate = rates.get("muon_lr", rates["lr"])
-    return before_run(kind, resolved.optimizer.type, rate, num_parameters=size, thresholds=config.health, sweep=sweep)
-
-
-def end_dry_run(metrics: Metrics, engine: Engine, resolved: Resolved, plan: setup.Plan, progress: Progress) -> int:
-    """Show the learning rate over the run, and train nothing."""
-    if engine.rank == 0 and resolved.scheduler is None:
-        say("\n".join(schedule_lines(plan, engine.lr / plan.schedule.factor(progress.step))))
-    metrics.close(None, reason="dry run")
-    return 0
-
-
-def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:
-    """The run's configuration, and what makes the model to start from: the given one, or a new one."""
-    config = load_run_config(arguments.config, arguments.set, config_options(arguments))
-    start = first_weights(kind, arguments.model, config)
-    if start is None:
-        return config, lambda resolved: new_model(config, resolved)
-    from minimind.inference.generation import load_model
-
-    if start.resolve() == config.output_dir.resolve():
-        raise UserError(f"{config.output_dir}: is the model to start from; give another --output-dir")
-    model, tokenizer = load_model(start, "cpu", tokenizer=config.tokenizer)
-    if "model" in config.explicit and config.model != model.config:
-        raise UserError(f"the model settings differ from those of {start}; leave `model` out with --model")
-    config = config.model_copy(update={"model": model.config, "tokenizer": tokenizer.path})
-    return config, lambda _: load_model(start, "cpu", tokenizer=tokenizer.path)[0]
-
-
-def first_weights(kind: Kind, option: Path | None, config: RunConfig) -> Path | None:
-    """What a run starts from: ``--model``, else the YAML's ``model_name_or_path``, a local directory; for pretraining
-    also None, a new model."""
-    if option is not None:
-        return option
-    path = config.model_name_or_path
-    if path is None:
-        if kind == "pretrain":
-            return None
-        raise UserError("no model to start from: pass --model, or set model_name_or_path in the YAML")
-    if not path.exists():
-        place = config.place("model_name_or_path")
-        raise UserError(f"{place}: model_name_or_path {path}: no such directory; download the model, and name its path")
-    return path
+def finish(run: Run, reason: str, saved: bool) -> int:
+    """Export what was trained, close everything; the exit code. ``saved``: whether the last checkpoint is complete."""
+    run.watchdog.beat(EXPORT)
+    final = export(run.engine, run.config, run.data) if reason in ("finished", "early-stop") else None
+    run.watchdog.stop()
+    run.metrics.close(final, reason=reason)
+    run.engine.close()
+    return 1 if reason == "failed" or not saved else 0
 
 
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:

@@ -71,6 +71,13 @@ class Start:
     findings: list[Finding]
 
 
+def require_one_run(first: dict[str, Any], own: dict[str, Any]) -> None:
+    """Raises UserError where this rank's settings are not the first rank's: its host has another YAML or JSON."""
+    fixed = [f"{_word(name)} {first[name]} -> {own[name]}" for name in FIXED if first[name] != own[name]]
+    if different := fixed + changes(first, own):
+        raise UserError(f"other settings than the first rank's: {'; '.join(different)}; give all hosts the same files")
+
+
 def find_start(resume: str | None, run_dir: Path) -> Start:
     """What ``--resume`` means (None: not given), with findings about checkpoints that could not be used.
 

@@ -33,6 +33,7 @@ from minimind.training.engine.engine import start_processes
 from minimind.training.engine.schedule import Schedule
 from minimind.training.engine.step import train_step
 from minimind.training.health.lr_bands import usual_band
+from minimind.training.process.ending import exit_with
 from minimind.training.process.ranks import Control
 from minimind.training.process.run_lock import RunLock
 from minimind.training.process.signals import StopRequest
@@ -40,7 +41,6 @@ from minimind.training.record.recorder import Progress, Recorder
 from minimind.training.run import builder, setup
 from minimind.training.run.arguments import config_options, own_command
 from minimind.training.run.directory import write_run_files
-from minimind.training.run.main import exit_with
 from minimind.training.run.requirements import require
 from minimind.training.sweep.curves import Curve, judge, recommend, recommend_from_range
 from minimind.training.sweep.options import SWEEP_ONLY, WHICH_RATES, choose_rates, parse, rates_at, with_rate

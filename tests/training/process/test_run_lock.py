@@ -17,9 +17,9 @@ import pytest
 
 from minimind.base.errors import UserError
 from minimind.training.process import run_lock
+from minimind.training.process.ending import exit_with
 from minimind.training.process.run_lock import FILE_NAME, RunLock
 from minimind.training.process.signals import StopRequest
-from minimind.training.run.main import exit_with
 from tests.training.run.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
 from tests.training.run.test_main import launch, records
 

@@ -53,7 +53,7 @@ def repository(file: Path = Path(__file__)) -> Path | None:
     A checkout that holds the package anywhere but at its root is another project's.
     """
     file = file.resolve()
-    root = file.parents[2]
+    root = file.parents[__name__.count(".")]
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(os.fsdecode(top.strip())).resolve() != root:
         return None

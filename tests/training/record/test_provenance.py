@@ -12,10 +12,12 @@ import pytest
 
 from minimind.base.hardware import Hardware
 from minimind.commands.report import load_run, page
-from minimind.training.run import provenance
-from minimind.training.run.provenance import DIFF, environment, repository, write_diff
+from minimind.training.record import provenance
+from minimind.training.record.provenance import DIFF, environment, repository, write_diff
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+ROOT = Path(__file__).parents[3]
+MODULE = Path(provenance.__file__).relative_to(ROOT)
 SECRET = "pass-in-the-diff-4711"
 
 
@@ -26,7 +28,7 @@ def git(root: Path, *words: str) -> None:
 
 def checkout(root: Path, package: str = ".") -> Path:
     """A repository with this module in it, and an uncommitted change; the module's path."""
-    file = root / package / "minimind" / "training" / "provenance.py"
+    file = root / package / MODULE
     file.parent.mkdir(parents=True)
     file.write_text("pass\n")
     git(root, "init", "-q")
@@ -55,7 +57,7 @@ def test_the_packages_own_checkout_counts(own: Path, monkeypatch: pytest.MonkeyP
 def test_a_package_inside_another_project_has_no_repository(tmp_path: Path) -> None:
     """Installed in a virtual environment of a checkout, ignored or not, or even committed there."""
     checkout(tmp_path / "other" if (tmp_path / "other").mkdir() is None else tmp_path)
-    untracked = tmp_path / "other" / ".venv" / "minimind" / "training" / "provenance.py"
+    untracked = tmp_path / "other" / ".venv" / MODULE
     untracked.parent.mkdir(parents=True)
     untracked.touch()
     assert repository(untracked) is None
@@ -63,7 +65,7 @@ def test_a_package_inside_another_project_has_no_repository(tmp_path: Path) -> N
     assert repository(checkout(tmp_path / "vendor", "third_party")) is None
     (tmp_path / "fresh").mkdir()
     git(tmp_path / "fresh", "init", "-q")
-    beside = tmp_path / "fresh" / "minimind" / "training" / "provenance.py"
+    beside = tmp_path / "fresh" / MODULE
     beside.parent.mkdir(parents=True)
     beside.touch()
     assert repository(beside) is None
@@ -88,7 +90,7 @@ def test_the_diff_has_a_file_that_only_its_owner_reads(own: Path, tmp_path: Path
 
 def test_the_diff_is_capped(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "MAX_DIFF", 100)
-    (own / "minimind" / "training" / "provenance.py").write_text("line\n" * 200_000)
+    (own / MODULE).write_text("line\n" * 200_000)
     write_diff(tmp_path)
     text = (tmp_path / DIFF).read_bytes()
     assert text.startswith(b"diff --git ") and text.endswith(b"\n... cut here\n") and len(text) < 120

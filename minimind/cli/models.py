@@ -1,0 +1,128 @@
+"""Commands on a model: measured, asked, served, written for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minimind.base.defaults import (
+    CHAT_TEMPERATURE,
+    CHAT_TOKENS,
+    CHAT_TOP_P,
+    ROW_LENGTH,
+    TEXT_TEMPERATURE,
+    TEXT_TOKENS,
+    TEXT_TOP_P,
+    GgufDtype,
+    Kind,
+)
+from minimind.base.display import say
+from minimind.cli.options import (
+    AsJson,
+    Model,
+    ModelTokenizer,
+    NewTokens,
+    RowLength,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    reads_files,
+)
+from minimind.cli.root import app, show_json, show_table
+from minimind.data.records.options import ReadingOptions
+
+
+@app.command()
+@reads_files()
+def evaluate(
+    model: Model,
+    file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")],
+    kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
+    max_seq_length: RowLength = ROW_LENGTH,
+    batch_size: Annotated[int, typer.Option(min=1, help="rows at a time; the result does not depend on it")] = 8,
+    *,
+    reading: ReadingOptions,
+    as_json: AsJson = False,
+    tokenizer: ModelTokenizer = None,
+) -> None:
+    """Held-out loss, perplexity and bits per byte."""
+    from minimind.commands.models import evaluate_file
+
+    result = evaluate_file(model, file, kind, max_seq_length, batch_size, reading=reading, tokenizer_path=tokenizer)
+    show_json(result) if as_json else show_table(result)
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Option(help="text to go on from")],
+    max_new_tokens: NewTokens = TEXT_TOKENS,
+    temperature: Temperature = TEXT_TEMPERATURE,
+    top_p: TopP = TEXT_TOP_P,
+    top_k: TopK = 0,
+    seed: Seed = 0,
+    tokenizer: ModelTokenizer = None,
+) -> None:
+    """Go on from a text, printed as it is made."""
+    from minimind.inference.sampling import Sampling
+    from minimind.inference.terminal import continue_text
+
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
+    continue_text(model, prompt, sampling, tokenizer_path=tokenizer)
+
+
+@app.command()
+def chat(
+    model: Model,
+    system: Annotated[str | None, typer.Option(help="system message")] = None,
+    max_new_tokens: NewTokens = CHAT_TOKENS,
+    temperature: Temperature = CHAT_TEMPERATURE,
+    top_p: TopP = CHAT_TOP_P,
+    top_k: TopK = 0,
+    seed: Seed = 0,
+    tokenizer: ModelTokenizer = None,
+) -> None:
+    """Talk with a model: /reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
+    from minimind.inference.sampling import Sampling
+    from minimind.inference.terminal import chat_loop
+
+    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
+    chat_loop(model, system, sampling, tokenizer_path=tokenizer)
+
+
+@app.command()
+def serve(
+    model: Model,
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0: all of this machine's")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one, printed")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", envvar="MINIMIND_API_KEY", help="ask for it as a Bearer token")
+    ] = None,
+    max_body: Annotated[
+        int | None, typer.Option(min=1024, metavar="BYTES", help="of a request at most; default: 1 MiB")
+    ] = None,
+    tokenizer: ModelTokenizer = None,
+) -> None:
+    """Serve a model over OpenAI's HTTP interface, with a chat page, until Ctrl-C (docs/serving.md)."""
+    from minimind.inference.server import serve as serve_model
+
+    serve_model(model, host, port, api_key, max_body, tokenizer=tokenizer)
+
+
+@app.command()
+def export(
+    model: Model,
+    output: Annotated[Path, typer.Option(help="directory; for pth and gguf also a file name")],
+    format: Annotated[
+        str, typer.Option(metavar="hf|pth|gguf", help="hf: Hugging Face; pth: MiniMind's own; gguf: llama.cpp")
+    ] = "hf",
+    dtype: Annotated[GgufDtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
+    tokenizer: ModelTokenizer = None,
+) -> None:
+    """Write a model for other programs."""
+    from minimind.commands.models import export_model
+
+    say(export_model(model, output, format, dtype, tokenizer))

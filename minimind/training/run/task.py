@@ -1,0 +1,123 @@
+"""What a training command is told: its options, the YAML and the JSON, checked against each other and this machine.
+
+Nothing is written here; a UserError comes before there is anything to clean up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from minimind.base.command_lines import OwnCommand
+from minimind.base.errors import UserError
+from minimind.base.findings import Finding
+from minimind.base.hardware import Hardware, detect
+from minimind.config.deepspeed import Resolved, resolve
+from minimind.config.deepspeed.source import chosen_source
+from minimind.config.run import RunConfig, load_run_config
+from minimind.data.records.conversations import Kind
+from minimind.model.transformer import Transformer
+from minimind.training.engine.engine import start_processes
+from minimind.training.process.ranks import Control
+from minimind.training.process.world import several_hosts
+from minimind.training.run.arguments import config_options, own_command
+from minimind.training.run.builder import new_model
+from minimind.training.run.requirements import require
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained, and how. ``resolved``: the JSON, not knowing the number of steps yet."""
+
+    kind: Kind
+    arguments: argparse.Namespace
+    config: RunConfig
+    new_model: Callable[[Resolved], Transformer]  # the one to start from
+    hardware: Hardware
+    resolved: Resolved
+    remarks: list[Finding]  # what is unwise on this machine
+
+    @property
+    def command(self) -> OwnCommand:
+        """How this process was started, for lines that a person may type."""
+        return own_command(self.kind, self.arguments, self.resolved.world_size, self.hardware)
+
+
+def join(kind: Kind, arguments: argparse.Namespace) -> tuple[Task, Control]:
+    """The task, and the ranks that share it. What is wrong on one of several hosts ends the others, too, and is said
+    there: they would wait for a rank that is gone."""
+    failure = None
+    try:
+        task = make_task(kind, arguments)
+    except UserError as error:
+        if not several_hosts():
+            raise
+        failure, task = error, None
+    start_processes(task is not None and task.config.emulate_fp16)
+    control = Control()
+
+    def made() -> Task:
+        if task is None:
+            raise failure or AssertionError
+        return task
+
+    return control.all_do(made), control
+
+
+def make_task(kind: Kind, arguments: argparse.Namespace) -> Task:
+    """Read and check all that the command is told. Raises UserError."""
+    config, first_model = configure(kind, arguments)
+    hardware = detect()
+    resolved = resolve_json(kind, arguments, config, hardware)
+    remarks = require(resolved, config, hardware)
+    return Task(kind, arguments, config, first_model, hardware=hardware, resolved=resolved, remarks=remarks)
+
+
+def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:
+    """The run's configuration, and what makes the model to start from: the given one, or a new one."""
+    config = load_run_config(arguments.config, arguments.set, config_options(arguments))
+    start = first_weights(kind, arguments.model, config)
+    if start is None:
+        return config, lambda resolved: new_model(config, resolved)
+    from minimind.inference.generation import load_model
+
+    if start.resolve() == config.output_dir.resolve():
+        raise UserError(f"{config.output_dir}: is the model to start from; give another --output-dir")
+    model, tokenizer = load_model(start, "cpu", tokenizer=config.tokenizer)
+    if "model" in config.explicit and config.model != model.config:
+        raise UserError(f"the model settings differ from those of {start}; leave `model` out with --model")
+    config = config.model_copy(update={"model": model.config, "tokenizer": tokenizer.path})
+    return config, lambda _: load_model(start, "cpu", tokenizer=tokenizer.path)[0]
+
+
+def first_weights(kind: Kind, option: Path | None, config: RunConfig) -> Path | None:
+    """What a run starts from: ``--model``, else the YAML's ``model_name_or_path``, a local directory; for pretraining
+    also None, a new model."""
+    if option is not None:
+        return option
+    path = config.model_name_or_path
+    if path is None:
+        if kind == "pretrain":
+            return None
+        raise UserError("no model to start from: pass --model, or set model_name_or_path in the YAML")
+    if not path.exists():
+        place = config.place("model_name_or_path")
+        raise UserError(f"{place}: model_name_or_path {path}: no such directory; download the model, and name its path")
+    return path
+
+
+def resolve_json(kind: Kind, arguments: argparse.Namespace, config: RunConfig, hardware: Hardware) -> Resolved:
+    """The DeepSpeed JSON, checked and filled for this run; the launcher says how many ranks there are."""
+    return resolve(
+        chosen_source(arguments.deepspeed_config, config),
+        config,
+        int(os.environ.get("WORLD_SIZE", "1")),
+        hardware,
+        emulate_fp16=config.emulate_fp16,
+        num_parameters=config.model.num_parameters(),
+        kind=kind,
+        strict=arguments.strict,
+    )
