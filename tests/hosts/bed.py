@@ -265,7 +265,7 @@ def _pids() -> list[int]:
 
 def _namespace(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:  # it is gone
         return ""
 

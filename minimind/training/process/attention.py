@@ -1,7 +1,8 @@
-"""The time that somebody who waits has seen pass: what a stopped process, a debugger or a paused machine slept is not
-held against anybody.
+"""The time that somebody who waits has seen pass; what it slept through is not held against anybody.
 
-``time.monotonic`` is CLOCK_MONOTONIC, which stands still while a laptop sleeps; a virtual machine's pause it may see.
+It sleeps ``period`` seconds at a time, and a sleep that took much longer (SIGSTOP and SIGCONT of the job, a debugger
+that stops the process, a virtual machine that was paused) counts as two periods. A laptop's suspend is not even seen:
+``time.monotonic`` is CLOCK_MONOTONIC, which stands still meanwhile.
 """
 
 from __future__ import annotations

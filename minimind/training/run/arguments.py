@@ -43,7 +43,10 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     parser = common_parser(kind)
     parser.add_argument("--max-steps", type=int, help="optimizer steps; default: --set num_train_epochs")
     parser.add_argument(
-        "--resume", nargs="?", const="", help="go on: from --output-dir, or a run or checkpoint directory"
+        "--resume",
+        nargs="?",
+        const="",
+        help="go on: from --output-dir, or a run or checkpoint directory; auto: or begin, if there is no checkpoint",
     )
     parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")

@@ -10,15 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from minimind.base.findings import Finding
 from minimind.config.heartbeat import HeartbeatConfig
-from minimind.training.process.heart.loss import EARLY
 from minimind.training.process.heart.living import END
+from minimind.training.process.heart.loss import EARLY
 from minimind.training.process.heart.pulse import Orders
 from minimind.training.process.heart.roll import CLOSED, GRACE
 from minimind.training.process.signals import StoppedEarly, StopRequest
@@ -46,6 +45,7 @@ class Heartbeat:
     def __init__(self) -> None:
         self._pulse: subprocess.Popen[bytes] | None = None
         self._stop: StopRequest | None = None
+        self._writing = threading.Lock()  # checkpoints are saved in a thread of their own
 
     def __enter__(self) -> Heartbeat:
         return self
@@ -132,7 +132,7 @@ class Heartbeat:
 
     def _tell(self, message: dict[str, Any]) -> None:
         if self._pulse is not None and self._pulse.stdin is not None:
-            with contextlib.suppress(OSError):  # it was killed
+            with self._writing, contextlib.suppress(OSError):  # it was killed
                 self._pulse.stdin.write((json.dumps(message) + "\n").encode())
                 self._pulse.stdin.flush()
 

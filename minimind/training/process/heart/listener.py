@@ -1,7 +1,7 @@
 """Rank 0's end of the connections: beats in, answers out, and strangers out.
 
 Contract: whoever connects sends sealed beats, whose ``count`` is new, or is closed; so is who has sent none for ten
-seconds, and the oldest such stranger when a seventeenth comes. Nothing is kept of a connection but one unfinished frame.
+seconds, and the oldest such stranger when a seventeenth comes. Nothing is kept of a connection but a part of a frame.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Listener:
             accepted, _ = self._socket.accept()
             accepted.setblocking(False)
             strangers = [connection for connection in self._connections if connection.rank is None]
-            for oldest in strangers[: len(strangers) - STRANGERS + 1]:
+            for oldest in strangers[: max(0, len(strangers) - STRANGERS + 1)]:
                 self._drop(oldest)
             self._connections.append(connection := _Connection(accepted))
             self._selector.register(accepted, selectors.EVENT_READ, lambda: self._read(connection))
