@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -21,9 +22,13 @@ from minimind.base.launcher import rendezvous
 from minimind.training.process.world import several_hosts
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 NAMED = 8  # ranks that a message names
+PERIOD = 0.2  # seconds from look to look
+SETTLE = 1.0  # seconds for the others to read what rank 0 has found, before it takes the store with it
+VERDICT = "minimind/absent"  # the ranks that have not come
+ADVICE = "start the same command on every host, or give them longer: --set heartbeat={start_limit: 600}"
 
 
 class PeerLost(Exception):
@@ -37,28 +42,54 @@ def meet(limit: float) -> TCPStore | None:
     """
     if not several_hosts():
         return None
-    from torch.distributed import DistError, DistStoreError, TCPStore
-
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    timeout = timedelta(seconds=limit)
+    if not serves:
+        _find(place, limit)
+    store = _open(place, ranks, serves, timedelta(seconds=2 * limit))
+    store.set(_key(rank), socket.gethostname())
+    if rank == 0:
+        store.set(VERDICT, json.dumps(_wait_for_all(store, ranks, limit)))
     try:
-        with rendezvous():
-            store = TCPStore(host, port, ranks, serves, timeout, wait_for_workers=False, multi_tenant=True)
-    except Exception as error:
-        if serves:
-            raise
-        raise PeerLost(_unanswered(host, port, limit)) from error
-    try:
-        store.set(_key(rank), socket.gethostname())
-        store.wait([_key(number) for number in range(ranks)], timeout)
-    except DistStoreError as error:
-        absent = [number for number in range(ranks) if not store.check([_key(number)])]
-        raise PeerLost(_absent(absent, limit)) from error
-    except DistError as error:  # rank 0 has given up before
-        raise PeerLost(f"rank 0 at {host}:{port} has ended before all had come: its host's screen says why") from error
+        absent = json.loads(store.get(VERDICT))
+    except RuntimeError as error:  # torch's: the connection has gone, or never a word
+        raise PeerLost(f"rank 0 at {place[0]}:{place[1]} has ended before all had come") from error
+    if absent:
+        time.sleep(SETTLE if rank == 0 else 0.0)
+        raise PeerLost(_absent(absent, limit))
     return store
+
+
+def _find(place: tuple[str, int], limit: float) -> None:
+    """Until somebody listens there; torch's own wait takes up to twice the limit and writes C++ stacks."""
+    end, why = time.monotonic() + limit, ""
+    while (left := end - time.monotonic()) > 0:
+        try:
+            socket.create_connection(place, timeout=left).close()
+            return
+        except OSError as error:
+            why = error.strerror or str(error)
+            time.sleep(min(PERIOD, max(0.0, end - time.monotonic())))
+    host, port = place
+    raise PeerLost(f"rank 0 did not answer at {host}:{port} within {limit:.0f} s ({why}): {ADVICE}")
+
+
+def _open(place: tuple[str, int], ranks: int, serves: bool, timeout: timedelta) -> TCPStore:
+    from torch._C._distributed_c10d import TCPStore
+
+    with rendezvous():
+        return TCPStore(*place, ranks, serves, timeout, wait_for_workers=False, multi_tenant=True)
+
+
+def _wait_for_all(store: TCPStore, ranks: int, limit: float) -> list[int]:
+    """The ranks that are not here when all are, or at the limit. Rank 0 only, and looking: waits that fail are loud."""
+    absent, end = list(range(ranks)), time.monotonic() + limit
+    while absent := [rank for rank in absent if not store.check([_key(rank)])]:
+        if time.monotonic() > end:
+            break
+        time.sleep(PERIOD)
+    return absent
 
 
 def hosts_of_ranks(launcher: int) -> list[str]:
@@ -85,12 +116,4 @@ def _absent(ranks: Sequence[int], limit: float) -> str:
     hosts = hosts_of_ranks(os.getppid())
     named = [f"rank {rank}" + (f" on {hosts[rank]}" if rank < len(hosts) else "") for rank in ranks[:NAMED]]
     more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
-    return f"{', '.join(named)}{more} did not start within {limit:.0f} s: {_advice()}"
-
-
-def _unanswered(host: str, port: int, limit: float) -> str:
-    return f"rank 0 did not answer at {host}:{port} within {limit:.0f} s: {_advice()}"
-
-
-def _advice() -> str:
-    return "start the same command on every host, or give them longer: --set heartbeat={start_limit: 600}"
+    return f"{', '.join(named)}{more} did not start within {limit:.0f} s: {ADVICE}"

@@ -46,7 +46,7 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
         "--resume",
         nargs="?",
         const="",
-        help="go on: from --output-dir, or a run or checkpoint directory; auto: or begin, if there is no checkpoint",
+        help="go on: from --output-dir, a run or a checkpoint; auto: begin without one",
     )
     parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")

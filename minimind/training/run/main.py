@@ -148,7 +148,7 @@ def start_point(task: Task, control: Control, disks: Disks) -> Start:
     """Where ``--resume`` begins. UserError, the same on all ranks, also if only another host has the checkpoints."""
     wanted, run_dir = task.arguments.resume, task.config.output_dir
     try:
-        start = control.first_does(lambda: find_start(wanted, run_dir))
+        start: Start = control.first_does(lambda: find_start(wanted, run_dir))
     except UserError as error:
         raise UserError(f"{error}{elsewhere(control, run_dir, disks)}") from None
     if wanted == AUTO and start.checkpoint is None and (there := elsewhere(control, run_dir, disks)):

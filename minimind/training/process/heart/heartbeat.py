@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,15 +70,21 @@ class Heartbeat:
         self._stop = stop
         hosts, key = agreement.gather(socket.gethostname()), agreement.from_first(secrets.token_hex(32))
         speaks = os.environ.get("LOCAL_RANK", "0") == "0"
-        told = {"hosts": hosts, "key": key, "limit": config.limit, "speaks": speaks}
-        told |= {"rank": agreement.rank, "run_dir": str(run_dir), "go_on": go_on}
-        place = ("", 0)
-        if agreement.rank == 0:
-            address = own_address()
-            place = (address, self._begin(Orders(address=address, port=0, **told))["port"])
+        orders = Orders(
+            rank=agreement.rank,
+            hosts=hosts,
+            address=own_address(),
+            port=0,
+            key=key,
+            limit=config.limit,
+            speaks=speaks,
+            run_dir=str(run_dir),
+            go_on=go_on,
+        )
+        place = (orders.address, self._begin(orders)) if agreement.rank == 0 else None
         address, port = agreement.from_first(place)
         if agreement.rank != 0:
-            self._begin(Orders(address=address, port=port, **told))
+            self._begin(replace(orders, address=address, port=port))
         return self._agree(agreement, config.limit, f"{address} port {port}")
 
     def saved(self, checkpoint: Path) -> None:
@@ -90,24 +96,23 @@ class Heartbeat:
         self._tell({"ended": code})
         self._pulse = None
 
-    def _begin(self, orders: Orders) -> dict[str, Any]:
-        """Start the pulse; its port, if it is rank 0's."""
+    def _begin(self, orders: Orders) -> int:
+        """Start the pulse; the port that it listens on, or calls."""
         words = [sys.executable, "-m", "minimind.training.process.heart.pulse"]
         pipe = subprocess.PIPE
         self._pulse = subprocess.Popen(words, stdin=pipe, stdout=pipe)
         self._tell(asdict(orders))
-        return self._answer() if orders.rank == 0 else {}
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._pulse is not None and self._pulse.stdout is not None
+        if orders.port:
+            return orders.port
+        assert self._pulse.stdout is not None
         line = self._pulse.stdout.readline()
         if not line:
             raise RuntimeError(f"the heartbeat's process has ended with code {self._pulse.wait()}")
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return int(json.loads(line)["port"])
 
     def _agree(self, agreement: Agreement, limit: float, where: str) -> list[Finding]:
         """Whether all have met: then listen; else beat no more."""
+        assert self._pulse is not None
         met = threading.Event()
         if agreement.rank == 0:
             met.set()

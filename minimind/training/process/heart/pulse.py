@@ -183,7 +183,8 @@ def main() -> None:
     """Beat until it is over."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    orders = Orders(**json.loads(sys.stdin.buffer.raw.readline()))
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines:
+        orders = Orders(**json.loads(lines.readline()))
     (OtherPulse if orders.port else FirstPulse)(orders).run()
 
 
