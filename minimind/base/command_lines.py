@@ -17,7 +17,7 @@ from pathlib import Path
 
 from minimind.base.shipped import from_here
 
-ONCE = ("--resume", "--dry-run", "--local_rank", "--debug")  # belong to one start, not to the run
+ONCE = ("--resume", "--restarted", "--dry-run", "--local_rank", "--debug")  # belong to one start, not to the run
 
 
 def typed(*words: object) -> str:

@@ -48,6 +48,7 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
         const="",
         help="go on: from --output-dir, a run or a checkpoint; auto: begin without one",
     )
+    parser.add_argument("--restarted", help=argparse.SUPPRESS)  # why: `minimind launch --restarts` says it
     parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
     start = "run, checkpoint, Hugging Face directory or .pth to start from; default: the YAML's model_name_or_path"

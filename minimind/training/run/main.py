@@ -76,6 +76,7 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, guards: G
     disks = look_at_disks(task, control)
     material = prepare(task, control, guards.watchdog, stop)
     built = build(task, material, control, disks)
+    notes += restarted(arguments.restarted)
     notes += [*separate(disks, task.config.output_dir), *built.notes]
     if not arguments.dry_run:
         notes += control.first_does(lambda: make_directory(task, material, built))
@@ -92,6 +93,14 @@ def start_heartbeat(heartbeat: Heartbeat, task: Task, control: Control, stop: St
     """Watch the other ranks, and be watched, from here to the end of the run."""
     config = task.config
     return heartbeat.start(config.heartbeat, control, stop, config.output_dir, resume_command(task.command))
+
+
+def restarted(why: str | None) -> list[Finding]:
+    """That `minimind launch` has started the run again."""
+    if why is None:
+        return []
+    advice = "nothing is lost but the steps after the last checkpoint; look why the host was lost"
+    return [Finding(code="restarted", message=f"started again: {why}", advice=advice)]
 
 
 def look_at_disks(task: Task, control: Control) -> Disks:

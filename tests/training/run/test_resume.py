@@ -15,7 +15,7 @@ from minimind.base.errors import UserError
 from minimind.training.checkpoint import directory as checkpoints
 from minimind.training.run import loop
 from minimind.training.run.resume import FIXED, agree, changes, find_start
-from tests.support import DS_CONFIGS, run_ranks
+from tests.support import DS_CONFIGS, run_ranks, save_steps
 from tests.training.run.test_main import curve, launch, records
 
 STEADY = ("--set", "lr_scheduler_type=constant", "--set", "warmup_steps=0", "--set", "eval_steps=100")

@@ -146,9 +146,9 @@ def own_address() -> str:
     """Rank 0's address: that at which the ranks have met, if it is this host's, else the one of the host's name."""
     for name in (os.environ.get("MASTER_ADDR", "127.0.0.1"), socket.gethostname()):
         with contextlib.suppress(OSError):
-            *_, (address, *_) = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
+            address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
             socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
-            return str(address)
+            return address
     return "127.0.0.1"
 
 
