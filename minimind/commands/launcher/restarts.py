@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from minimind.base.defaults import POST_MORTEM, RUN_JSON
+from minimind.base.defaults import POST_MORTEM, RUN_JSON, Kind
 from minimind.base.errors import UserError
 from minimind.base.strict.json_text import read_json, reason_of
 from minimind.commands.launcher.hostfile import unreachable
@@ -71,7 +71,7 @@ class Launch:
         from minimind.config.run import load_run_config
         from minimind.training.run.arguments import config_options, parse
 
-        kind = "pretrain" if Path(options.user_script).name == "pretrain.py" else "sft"
+        kind: Kind = "pretrain" if Path(options.user_script).name == "pretrain.py" else "sft"
         arguments = parse(kind, options.user_args)
         return load_run_config(arguments.config, arguments.set, config_options(arguments)).output_dir
 
