@@ -5,6 +5,8 @@ The two share a disk. What a rank prints is in its log; how it ended is what `Ra
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import random
@@ -12,8 +14,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,12 +53,17 @@ class Rank:
         for pid in children(inside):
             os.kill(pid, number)
 
-    def wait(self) -> int:
-        """Its exit code; negative: a signal."""
+    def wait_or_gone(self) -> int | None:
+        """Its exit code, or None if its host has gone with it."""
         assert self.server.stdout
         line = self.server.stdout.readline()
-        assert line, f"the host's server is gone\n{self.text}"
-        return int(line)
+        return int(line) if line else None
+
+    def wait(self) -> int:
+        """Its exit code; negative: a signal."""
+        code = self.wait_or_gone()
+        assert code is not None, f"the host's server is gone\n{self.text}"
+        return code
 
 
 class Fleet:
@@ -87,8 +95,10 @@ class Fleet:
             text=True,
         )
 
-    def start(self, words: Sequence[str], hosts: Sequence[int] = (0, 1), **environment: str) -> list[Rank]:
-        """One rank on each of ``hosts`` of a run over two; none is asked to wait for another."""
+    def start(
+        self, words: Sequence[str], hosts: Sequence[int] = (0, 1), only: Mapping[int, Mapping[str, str]] = {}
+    ) -> list[Rank]:
+        """One rank on each of ``hosts`` of a run over two. ``only``: variables of one of them."""
         self._runs += 1
         port = random.SystemRandom().randrange(20000, 32000)  # of hosts with no other run
         ranks = []
@@ -96,7 +106,7 @@ class Fleet:
             log = self.bed.directory / f"run-{self._runs}-rank-{number}.log"
             joined = {"RANK": number, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
             joined |= {"MASTER_ADDR": self.bed.hosts[0].name, "MASTER_PORT": port}
-            variables = {name: str(value) for name, value in joined.items()} | environment
+            variables = {name: str(value) for name, value in joined.items()} | dict(only.get(number, {}))
             server = self.servers[number]
             assert server.stdin
             server.stdin.write(json.dumps({"words": list(words), "log": str(log), "variables": variables}) + "\n")
@@ -155,5 +165,21 @@ def _run(order: dict[str, Any]) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.environ.update(order["variables"])
+    spoil_disk(os.environ.get("MINIMIND_TEST_DISK", ""))
     sys.argv = ["launch/pretrain.py", *order["words"]]
     start("minimind.training.run.main", "pretrain")
+
+
+def spoil_disk(how: str) -> None:
+    """This process's disk is "slow", or "full" for the first checkpoints' files."""
+    fsync, calls = os.fsync, itertools.count()
+
+    def spoiled(descriptor: int) -> None:
+        if how == "slow":
+            time.sleep(0.2)
+        elif 2 <= next(calls) < 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    if how:
+        os.fsync = spoiled
