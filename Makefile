@@ -7,10 +7,12 @@
 #              the same command goes on after a stop, and says what is known so far: MUTANTS=--list
 #
 # PYTHON=python3.12 chooses the interpreter, EXTRAS=test,data,bnb the extras of setup.cfg,
-# PIP_FLAGS="--index-url ..." goes to every pip install (torch's own index for a chosen CUDA or the CPU build).
+# TORCH_FLAGS="--index-url ..." goes to torch's install alone (its own index, for a chosen CUDA or the CPU build), and
+# PIP_FLAGS to every one.
 
 PYTHON ?= python3
 EXTRAS ?= test,data
+TORCH_FLAGS ?=
 PIP_FLAGS ?=
 PYTEST ?=
 JOBS ?= 2
@@ -34,7 +36,8 @@ $(BIN)/python:
 
 # torch first: deepspeed's setup.py imports it, which is also why nothing here is built in isolation.
 $(STAMP): setup.cfg constraints.txt | $(BIN)/python
-	$(PIP) setuptools wheel torch
+	$(PIP) setuptools wheel
+	$(PIP) $(TORCH_FLAGS) torch
 	$(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
 	@touch $@
 

@@ -70,7 +70,7 @@ class Timers:
 
 
 def build(options: argparse.Namespace) -> tuple[RunConfig, Engine, Batches]:
-    """A run's parts, as ``training/main.py`` puts them together."""
+    """A run's parts, as ``training/run/main.py`` puts them together."""
     files = {"train_file": options.train_file} if options.train_file else {}
     config = load_run_config(options.config, options.set, files)
     hardware = detect()

@@ -56,5 +56,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def one_rank() -> None:
     """One process group for all tests of a worker that use real DeepSpeed on one rank."""
     from minimind.training.engine.engine import start_processes
+    from tests.support import spare_deepspeed
 
     start_processes(emulate_fp16=True)
+    spare_deepspeed()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import multiprocessing
 import os
 import pickle
@@ -138,6 +140,15 @@ def _answers(ranks: dict[Connection, int]) -> dict[int, Any]:
     return results
 
 
+def spare_deepspeed() -> None:
+    """Engines by the hundred, in a process that has started: DeepSpeed collects garbage at the building and the end of
+    each, now only what is new; and its CPU optimizers ask cpuinfo, which starts a process, now once."""
+    import cpuinfo  # which starts processes, too
+
+    gc.freeze()
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+
+
 def _rank(answer: Connection, rank: int, world: int, port: str, work: Callable[..., Any], arguments: Any) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=port, OMP_NUM_THREADS="1")
@@ -146,6 +157,7 @@ def _rank(answer: Connection, rank: int, world: int, port: str, work: Callable[.
         from minimind.training.engine.engine import start_processes
 
         start_processes(emulate_fp16=True)
+        spare_deepspeed()
         # pickled here: torch would share tensors by file descriptors of a process that is about to end
         answer.send((pickle.dumps(work(*arguments)), None))
     except BaseException:  # reported to the parent, which fails the test

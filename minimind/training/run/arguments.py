@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minimind.base.command_lines import OwnCommand
+from minimind.base.command_lines import OwnCommand, as_known, hint
 from minimind.base.display import complain
 from minimind.base.hardware import Hardware
+from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 
 # Options that are fields of RunConfig; each is None unless given, so that the YAML's value stands.
@@ -37,6 +39,19 @@ class Parser(argparse.ArgumentParser):
         complain(f"{self.format_usage()}{self.prog}: error: {message}")
         self.exit(2)
 
+    @property
+    def names(self) -> list[str]:
+        """Every option."""
+        return [name for name in self._option_string_actions if name.startswith("--")]
+
+    def strict(self, words: Sequence[str]) -> argparse.Namespace:
+        """The options; what is unknown ends it, with the option or setting that was probably meant."""
+        parsed, unknown = self.parse_known_args(words)
+        if unknown:
+            hints = [text for word in unknown if (text := hint(word, self.names, RunConfig.model_fields))]
+            self.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
+        return parsed
+
 
 def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line of launch/pretrain.py or launch/sft.py, by ``kind``."""
@@ -57,11 +72,11 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     return with_words(parser, arguments)
 
 
-def with_words(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+def with_words(parser: Parser, arguments: list[str] | None) -> argparse.Namespace:
     """The parsed options, and in ``words`` how they were typed."""
-    words = sys.argv[1:] if arguments is None else arguments
-    parsed = parser.parse_args(words)
-    parsed.words = list(words)
+    words = as_known(sys.argv[1:] if arguments is None else arguments, parser.names)
+    parsed = parser.strict(words)
+    parsed.words = words
     return parsed
 
 
