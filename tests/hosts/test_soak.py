@@ -78,15 +78,15 @@ class Soak:
             wait_for_steps_or_end(run, ranks, before + self.rng.randint(1, 40))
             self._strike(kind, ranks[which])
         codes = self._codes(ranks, kind)
+        if kind == "kill of a host's everything":
+            self.renew()
         self.fleet.bed.mend()
         texts = [rank.text for rank in ranks]
         assert not any("Traceback" in text for text in texts), texts
         over = codes == [0, 0] and last_step(run) == STEPS
         expected = kind in ("cut and mended link", "full disk on one host", "slow disk on one host")
         self.counts[kind] += expected or not over
-        if kind == "kill of a host's everything":
-            self.renew()
-        elif not over and kind != "SIGTERM on one host":
+        if not over and kind != "SIGTERM on one host":
             assert any(("error: " in text and "go on" in text) or "start again with" in text for text in texts), texts
         return over
 

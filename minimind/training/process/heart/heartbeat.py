@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from minimind.training.process.heart.roll import CLOSED, GRACE
 from minimind.training.process.signals import StoppedEarly, StopRequest
 
 VERDICT = CLOSED + GRACE + END  # seconds in which a pulse knows why a connection between ranks broke
+TOLD = 1.0  # seconds in which a rank that was stopped hears what it was told meanwhile: of a hang, which ends it, too
 BROKEN = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")  # of torch.distributed
 
 
@@ -131,8 +133,10 @@ class Heartbeat:
             if "met" in message:
                 met.set()
             elif self._pulse is not None:
-                self._stop.hung = True  # whatever other threads meet from now on, it has been said
-                os._exit(message["lost"])
+                time.sleep(TOLD)
+                if not self._stop.hung:
+                    self._stop.hung = True  # whatever other threads meet from now on, it has been said
+                    os._exit(message["lost"])
         pulse.wait()
 
     def _tell(self, message: dict[str, Any]) -> None:
