@@ -23,7 +23,10 @@ LOOK = (
     "import os, sys; from minimind.training.process.heart.living import Rank; rank = Rank(os.getppid())\n"
     "for _ in sys.stdin: print(rank.state().name, flush=True)"
 )
-HOLD = f"import ctypes, subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]); ctypes.PyDLL(None).sleep({int(PATIENCE)})"
+HOLD = (
+    "import ctypes, subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]])\n"
+    f"ctypes.PyDLL(None).sleep({int(PATIENCE)})"
+)
 
 
 def test_a_pulse_sees_its_rank_live_stop_and_die_also_if_that_holds_pythons_lock() -> None:
