@@ -14,8 +14,8 @@ COVERED_BY = {
     "base/test_processor.py": "base/hardware",
     "benchmarks/test_gpu.py": "base/peaks",
     "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
+    "commands/launcher/test_survey.py": "commands/launcher/probe",
     "commands/test_plan.py": "config/memory",
-    "commands/test_report.py": "base/charts",
     "config/test_deepspeed.py": (
         "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
         "config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/optimizers config/deepspeed/precision "
@@ -27,17 +27,20 @@ COVERED_BY = {
         "config/run/wording"
     ),
     "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
-    "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
+    "corpus/test_corpus.py": "corpus/conversations corpus/grammar corpus/questions corpus/stories corpus/words",
+    "data/test_fetch.py": "commands/streaming data/http data/read/remote",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
     "data/read/test_sources.py": "data/read/json_text data/read/streams",
     "data/records/test_conversations.py": "data/records/turns data/records/values",
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
-    "interop/test_huggingface.py": "interop/tokenizer_files",
+    "interop/test_model_card.py": "commands/facts",
+    "interop/test_tokenizer_files.py": "text/marked_template",
     "interop/test_families.py": "interop/huggingface_config",
     "test_packaging.py": "base/shipped",
     "text/test_chat.py": "text/template",
     "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
+    "training/checkpoint/test_nearby.py": "training/process/disks",
     "training/checkpoint/test_writer.py": "training/process/ranks",
     "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",
     "training/engine/test_schedule.py": "config/schedules",
@@ -52,9 +55,7 @@ COVERED_BY = {
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
-    "training/run/test_main.py": (
-        "training/run/directory training/run/held_out training/run/summary training/run/task"
-    ),
+    "training/run/test_main.py": "training/run/directory training/run/held_out",
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
 }

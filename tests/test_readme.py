@@ -82,7 +82,10 @@ def test_launch_lines_parse(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_minimind_lines_parse(page: Path) -> None:
     group: Any = typer.main.get_command(app)
+    own = {name for option in group.params for name in option.opts}
     for words in commands(page, "minimind"):
+        if words[1] in own:
+            continue
         assert words[1] in group.commands, words
         group.commands[words[1]].make_context(words[1], words[2:])  # raises for what it does not know
 

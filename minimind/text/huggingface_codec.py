@@ -25,6 +25,7 @@ import numpy as np
 from minimind.base.errors import UserError
 from minimind.base.strict.json_text import parse_json
 from minimind.text.codec import IM_END, IM_START, ByteTable, Ids, refuse_surrogates
+from minimind.text.marked_template import MARKED
 from minimind.text.template import JINJA
 
 JSON_NAME, CONFIG_NAME, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -110,7 +111,7 @@ class HuggingFaceCodec:
         template = beside[TEMPLATE].decode("utf-8", "replace") if TEMPLATE in beside else config.get("chat_template")
         if not {IM_START, IM_END} <= self._spelled.keys():
             return f"has no {IM_START} and {IM_END}, which conversations are written with"
-        if template is not None and template != JINJA:
+        if template not in (None, JINJA, MARKED):
             return "its chat_template is not the one that conversations are trained with here"
         return None
 

@@ -31,7 +31,7 @@ from minimind.config.run.values import (
     as_schedule,
     as_section,
     as_switch,
-    as_tracker,
+    as_trackers,
     as_train_files,
 )
 from minimind.config.watchdog import WatchdogConfig
@@ -99,11 +99,16 @@ class RunConfig(BaseModel):
     save_steps: PositiveInt | None = None
     save_total_limit: PositiveInt = 3
     early_stopping_patience: PositiveInt | None = None
-    report_to: Annotated[str, BeforeValidator(as_tracker)] = "none"
+    report_to: Annotated[list[str], BeforeValidator(as_trackers)] = []
     run_name: str | None = None
     wandb_project: str = "minimind"
     wandb_mode: Annotated[
         Literal["online", "offline", "disabled"], BeforeValidator(lambda value: "disabled" if value is False else value)
+    ] = "online"
+    swanlab_project: str = "minimind"
+    swanlab_mode: Annotated[
+        Literal["online", "offline", "local", "disabled"],
+        BeforeValidator(lambda value: "disabled" if value is False else value),
     ] = "online"
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(as_switch)] = "auto"
     attention_backend: AttentionBackend = "auto"

@@ -38,6 +38,7 @@ from minimind.base.errors import UserError
 from minimind.base.files import is_directory
 from minimind.base.strict.json_text import read_json
 from minimind.data.read import streams
+from minimind.data.read.remote import Remote
 from minimind.data.read.sources import Chunk, Source, chunks_of, container, expand, read_chunks, remove_spool
 from minimind.data.records.conversations import Kind
 from minimind.data.records.encoding import Counts, Options, encode_chunk, kind_of_first
@@ -68,7 +69,7 @@ def default_workers() -> int:
 
 
 def prepare(
-    files: Sequence[Path | str],
+    files: Sequence[Path | str | Remote],
     tokenizer: Tokenizer,
     output: Path | None = None,
     kind: Kind | None = "pretrain",
@@ -218,7 +219,7 @@ class Job:
                 self.say(f"  {number:,} {what}")
 
 
-def _gathered(files: Sequence[Path | str], cache: Path, stack: contextlib.ExitStack, say: Say) -> list[Source]:
+def _gathered(files: Sequence[Path | str | Remote], cache: Path, stack: contextlib.ExitStack, say: Say) -> list[Source]:
     spool = room(cache, "spool") / f"{os.getpid()}-{secrets.token_hex(8)}"
     stack.callback(remove_spool, spool)
     sources, ignored = expand(files, spool)

@@ -24,6 +24,7 @@ class Gathers(Protocol):
     """What is needed of ``ranks.Control``."""
 
     rank: int
+    world_size: int
 
     def gather(self, value: Any) -> list[Any]: ...
 
@@ -55,6 +56,8 @@ def find_disks(control: Gathers, directory: Path) -> Disks:
 
     Raises UserError where the first rank can't write there.
     """
+    if control.world_size == 1:
+        return Disks.one(1)
     made = not directory.exists()
     with contextlib.ExitStack() as stack:
         # On NFS a host may remember for half a minute that there was no such directory; asked to make it, it learns.

@@ -66,34 +66,42 @@ class Starter:
     rank: str
     size: str
     local_rank: tuple[str, ...]
-    local_size: tuple[str, ...]
-    with_master: str  # how the person hands the variable on: words before the command
+    local_size: tuple[str, ...] = ()
+    with_master: str = ""  # how the person hands the variable on: words before the command
 
 
-TORCH = Starter("RANK", "RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), "")
+_WITH_GENV = "mpirun -genv MASTER_ADDR HOST_OF_RANK_0"
+TORCH = Starter(
+    "RANK",
+    rank="RANK",
+    size="WORLD_SIZE",
+    local_rank=("LOCAL_RANK",),
+    local_size=("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
+)
 OPEN_MPI = Starter(
     "Open MPI",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    ("OMPI_COMM_WORLD_LOCAL_RANK",),
-    ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    "mpirun -x MASTER_ADDR=HOST_OF_RANK_0",
+    rank="OMPI_COMM_WORLD_RANK",
+    size="OMPI_COMM_WORLD_SIZE",
+    local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+    local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    with_master="mpirun -x MASTER_ADDR=HOST_OF_RANK_0",
 )
 MVAPICH = Starter(
     "MVAPICH2",
-    "MV2_COMM_WORLD_RANK",
-    "MV2_COMM_WORLD_SIZE",
-    ("MV2_COMM_WORLD_LOCAL_RANK",),
-    ("MV2_COMM_WORLD_LOCAL_SIZE",),
-    "mpirun -genv MASTER_ADDR HOST_OF_RANK_0",
+    rank="MV2_COMM_WORLD_RANK",
+    size="MV2_COMM_WORLD_SIZE",
+    local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
+    local_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
+    with_master=_WITH_GENV,
 )
+SLURM = Starter("srun", rank="SLURM_PROCID", size="SLURM_NTASKS", local_rank=("SLURM_LOCALID",))
 PMI = Starter(
     "PMI",
-    "PMI_RANK",
-    "PMI_SIZE",
-    ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"),
-    ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"),
-    "mpirun -genv MASTER_ADDR HOST_OF_RANK_0",
+    rank="PMI_RANK",
+    size="PMI_SIZE",
+    local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"),
+    local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"),
+    with_master=_WITH_GENV,
 )
 MPI = (OPEN_MPI, MVAPICH)
 # Equal on all ranks of one mpirun, and another's are others: what a port can follow from
@@ -179,9 +187,8 @@ def _of_step(environment: Environment) -> World:
     size = _tasks(environment)
     if size is None or "SLURM_LOCALID" not in environment:
         raise UserError(f"SLURM_PROCID={environment['SLURM_PROCID']} without the step's other variables: {_srun()}")
-    starter = Starter("srun", "SLURM_PROCID", "SLURM_NTASKS", ("SLURM_LOCALID",), (), "")
     one_host = _number(environment, "SLURM_STEP_NUM_NODES", _number(environment, "SLURM_NNODES", 0)) == 1
-    world = _world({**environment, "SLURM_NTASKS": str(size)}, starter)
+    world = _world({**environment, "SLURM_NTASKS": str(size)}, SLURM)
     world = World(world.rank, size, world.local_rank, size if one_host else _local_size(environment))
     if size == 1:
         return World(0, 1, 0, 1)

@@ -104,8 +104,8 @@ def restarted(why: str | None) -> list[Finding]:
 
 
 def look_at_disks(task: Task, control: Control) -> Disks:
-    """Who sees the run directory; a dry run leaves nothing there to be seen."""
-    if control.world_size == 1 or task.arguments.dry_run:
+    """Who sees the run directory. A dry run of a new run leaves nothing there to be seen."""
+    if task.arguments.dry_run and task.arguments.resume is None:
         return Disks.one(control.world_size)
     return find_disks(control, task.config.output_dir)
 
@@ -199,7 +199,6 @@ def open_metrics(task: Task, material: Material, built: Built) -> Metrics:
         task.config,
         material.plan.total_steps,
         resumed_step=built.progress.step if built.start.checkpoint else None,
-        wandb_id=built.progress.wandb_id,
         best=built.progress.best,
         dry_run=task.arguments.dry_run,
     )
@@ -328,11 +327,13 @@ def finish(run: Run, reason: str, saved: bool) -> int:
 def export(engine: Engine, config: RunConfig, data: setup.Data) -> Path:
     """Write ``final/`` in Hugging Face layout; all ranks call it."""
     from minimind.interop.huggingface import save_pretrained
+    from minimind.interop.model_card import Card
 
     final = config.output_dir / FINAL
     weights = engine.weights()
     if engine.rank == 0:
         subdirectory(config.output_dir, final.name)
-        save_pretrained(weights, config.model, data.tokenizer, final)
+        card = Card.of_run(config, config.output_dir.name, trained_on_texts=data.train.kind == "pretrain")
+        save_pretrained(weights, config.model, data.tokenizer, final, card)
     engine.barrier()
     return final

@@ -48,7 +48,7 @@ def rescue(run: Run, builder: Builder) -> Run | None:
     run.engine.control.first_does(lambda: write_rollbacks(run.run_dir, rollbacks))
     run.engine.close()
     engine, progress = builder.build(checkpoint, rollbacks)
-    progress.wandb_id, run.metrics.best = run.metrics.wandb_id, progress.best
+    run.metrics.best = progress.best
     if run.rank == 0:
         restore_best(run.run_dir, progress.best.step)
     run.metrics.rollback(rollbacks[-1])

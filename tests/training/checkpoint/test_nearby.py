@@ -15,12 +15,12 @@ import torch
 from minimind.base.errors import UserError
 from minimind.training.checkpoint import transfer, writer
 from minimind.training.checkpoint.directory import MANIFEST, all_checkpoints, directories, problem
-from minimind.training.checkpoint.nearby import at_hand
+from minimind.training.checkpoint.nearby import at_hand, elsewhere
 from minimind.training.checkpoint.snapshot import HostCopy, Snapshot
 from minimind.training.checkpoint.writer import Saver
 from minimind.training.process.disks import Disks, find_disks, separate
 from minimind.training.process.ranks import Control
-from tests.support import run_ranks
+from tests.support import run_ranks, save_steps
 
 
 class RankEngine:
@@ -79,6 +79,9 @@ def hosts(root: Path) -> dict[str, Any]:
     seen["full"] = full_once(saved, Path("full"), saving, disks.apart)
     seen["broken"] = saved(Path("broken"), saving, disks.apart, broken=rank == 2)
     seen["lost"] = refused(control, checkpoint, own, disks) if damage(checkpoint.path, control) else None
+    if rank == 1:
+        save_steps(Path("swapped"), 7)
+    seen["elsewhere"] = elsewhere(control, Path("swapped"), disks), elsewhere(control, own, disks)
     seen["unshared"] = refused(control, checkpoint, own, Disks.one(3))
     return seen
 
@@ -144,4 +147,6 @@ def test_hosts_without_a_shared_disk_have_one_complete_checkpoint(tmp_path: Path
     assert len({r["lost"] for r in ranks}) == 1 and "could not be brought here" in first["lost"]
     assert "(rank 1): " in first["lost"], "it says where"
     assert all("does not see it; copy it to a directory that all hosts share" in r["unshared"] for r in ranks)
-    assert not list((tmp_path / "disk1").rglob("*.pt")), "no host keeps a part of a checkpoint"
+    assert not list((tmp_path / "disk1" / "run").rglob("*.pt")), "no host keeps a part of a checkpoint"
+    (found, none) = first["elsewhere"]
+    assert found.endswith(" has step-00000007: make it the first host, or copy swapped from there") and none == ""

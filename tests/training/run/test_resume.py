@@ -14,7 +14,7 @@ import pytest
 from minimind.base.errors import UserError
 from minimind.training.checkpoint import directory as checkpoints
 from minimind.training.run import loop
-from minimind.training.run.resume import FIXED, agree, changes, find_start
+from minimind.training.run.resume import FIXED, agree, changes, find_start, require_one_run
 from tests.support import DS_CONFIGS, run_ranks, save_steps
 from tests.training.run.test_main import curve, launch, records
 
@@ -184,3 +184,12 @@ def test_auto_does_not_begin_beside_a_checkpoint_that_is_damaged(tmp_path: Path)
     (tmp_path / "checkpoints" / "step-00000002" / "manifest.json").unlink()
     with pytest.raises(UserError, match="no complete checkpoint to resume from"):
         find_start("auto", tmp_path)
+
+
+def test_a_rank_with_other_settings_is_no_part_of_the_run() -> None:
+    first = dict.fromkeys(FIXED, 1) | {"optimizer_params": {"lr": 1e-3}, "world_size": 2}
+    require_one_run(first, dict(first))
+    with pytest.raises(UserError, match=r"learning rate 0.001 -> 0.002; give all hosts the same files"):
+        require_one_run(first, {**first, "optimizer_params": {"lr": 2e-3}})
+    with pytest.raises(UserError, match=r"other settings than the first rank's: data 1 -> 2"):
+        require_one_run(first, {**first, "data": 2})

@@ -15,9 +15,11 @@ import pytest
 
 from minimind.base.findings import Finding
 from minimind.config.run import RunConfig, load_run_config
-from minimind.training.record import trackers as tracking
 from minimind.training.record.metrics import Metrics
-from minimind.training.record.trackers import WandbLog
+from minimind.training.record.trackers import tracker as tracking
+from minimind.training.record.trackers import wandb_run
+from minimind.training.record.trackers.tracker import Beginning
+from minimind.training.record.trackers.wandb_run import WandbRun
 from tests.training.record.test_metrics import STEP, SUMMARY, Held
 from tests.waiting import PATIENCE
 
@@ -30,7 +32,7 @@ def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setattr(tracking, "INIT_SECONDS", 3.0)
+    monkeypatch.setattr(wandb_run, "INIT_SECONDS", 3.0)
     yield
     if "wandb" in sys.modules:  # its settings live as long as the process: forget this test's environment
         sys.modules["wandb"].teardown()
@@ -47,6 +49,10 @@ def dead_server() -> Iterator[str]:
 
 def _config(directory: Path, mode: str) -> RunConfig:
     return load_run_config(None, [], {"report_to": "wandb", "wandb_mode": mode, "output_dir": directory})
+
+
+def _begun(directory: Path, mode: str) -> WandbRun:
+    return WandbRun(Beginning(directory, _config(directory, mode), "abcd1234", None, {"learning_rate": 0.1}))
 
 
 def _rows(run_dir: Path) -> list[dict[str, Any]]:
@@ -95,15 +101,8 @@ def test_offline_has_the_numbers_of_metrics_jsonl(tmp_path: Path, capsys: pytest
     assert "wandb" not in capsys.readouterr().out
 
 
-def test_the_id_is_kept_on_resume(tmp_path: Path) -> None:
-    first = Metrics(tmp_path, 0, _config(tmp_path, "disabled"), 40)
-    second = Metrics(tmp_path, 0, _config(tmp_path, "disabled"), 40, resumed_step=0, wandb_id=first.wandb_id)
-    assert first.wandb_id is not None
-    assert second.wandb_id == first.wandb_id
-
-
 def test_disabled_starts_nothing(tmp_path: Path) -> None:
-    log = WandbLog(tmp_path, _config(tmp_path, "disabled"))
+    log = _begun(tmp_path, "disabled")
     log.log({"train/loss": 1.0}, 1)
     log.finish()
     assert log.findings() == []
@@ -112,7 +111,7 @@ def test_disabled_starts_nothing(tmp_path: Path) -> None:
 
 def test_without_a_login_it_logs_offline_and_says_so(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    log = WandbLog(tmp_path, _config(tmp_path, "online"))
+    log = _begun(tmp_path, "online")
     log.log({"train/loss": 1.5}, 1)
     log.alert(Finding("loss-spike", "the loss jumped", "look at the samples", 1))
     log.finish()
@@ -128,9 +127,9 @@ def test_a_server_that_never_answers_does_not_hold_the_run_up(
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_BASE_URL", dead_server)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    go_on, begin = threading.Event(), WandbLog._start
-    monkeypatch.setattr(WandbLog, "_start", lambda self: go_on.wait(PATIENCE) and begin(self))
-    log = WandbLog(tmp_path, _config(tmp_path, "online"))
+    go_on, begin = threading.Event(), WandbRun.begin
+    monkeypatch.setattr(WandbRun, "begin", lambda self: go_on.wait(PATIENCE) and begin(self))
+    log = _begun(tmp_path, "online")
     for step in range(100):
         log.log({"train/loss": 1.0}, step)  # returns though wandb has not even started
     go_on.set()
@@ -148,7 +147,7 @@ def test_a_missing_package_is_one_finding(tmp_path: Path, monkeypatch: pytest.Mo
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    log = WandbLog(tmp_path, _config(tmp_path, "online"))
+    log = _begun(tmp_path, "online")
     log.log({"train/loss": 1.0}, 1)
     log.finish()
     assert [finding.code for finding in log.findings()] == ["wandb-missing"]
@@ -159,8 +158,8 @@ def test_a_failure_while_logging_is_told_once(tmp_path: Path, monkeypatch: pytes
         def log(self, row: object) -> None:
             raise RuntimeError("broken pipe\nand more")
 
-    monkeypatch.setattr(WandbLog, "_start", lambda self: Broken())
-    log = WandbLog(tmp_path, _config(tmp_path, "online"))
+    monkeypatch.setattr(WandbRun, "begin", lambda self: Broken())
+    log = _begun(tmp_path, "online")
     for step in range(3):
         log.log({"train/loss": 1.0}, step)
     log.finish()
@@ -171,8 +170,8 @@ def test_a_stuck_wandb_drops_rows_and_lets_the_run_end(tmp_path: Path, monkeypat
     monkeypatch.setattr(tracking, "QUEUE_SIZE", 2)
     monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.2)
     go_on = threading.Event()
-    monkeypatch.setattr(WandbLog, "_start", lambda self: go_on.wait(PATIENCE) and None)
-    log = WandbLog(tmp_path, _config(tmp_path, "online"))
+    monkeypatch.setattr(WandbRun, "begin", lambda self: go_on.wait(PATIENCE) and None)
+    log = _begun(tmp_path, "online")
     for step in range(10):
         log.log({"train/loss": 1.0}, step)
     log.finish()  # returns though wandb is still stuck
@@ -185,7 +184,7 @@ def test_a_secret_of_the_command_line_is_not_recorded(tmp_path: Path, monkeypatc
     import wandb
 
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--set", "api_key=s3cret-4711"])
-    log = WandbLog(tmp_path, _config(tmp_path, "offline"))
+    log = _begun(tmp_path, "offline")
     log.log({"loss": 1.0}, 1)
     log.finish()
     wandb.teardown()  # waits for its service process
@@ -195,4 +194,4 @@ def test_a_secret_of_the_command_line_is_not_recorded(tmp_path: Path, monkeypatc
 
 def test_what_wandb_says_is_told_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef-local")
-    assert tracking._first_line(ValueError("bad key 0123456789abcdef-local")) == "bad key ***"
+    assert tracking.first_line(ValueError("bad key 0123456789abcdef-local")) == "bad key ***"
