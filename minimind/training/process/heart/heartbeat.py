@@ -133,7 +133,7 @@ class Heartbeat:
             if "met" in message:
                 met.set()
             elif self._pulse is not None:
-                time.sleep(TOLD)
+                time.sleep(TOLD if message["woken"] else 0.0)
                 if not self._stop.hung:
                     self._stop.hung = True  # whatever other threads meet from now on, it has been said
                     os._exit(message["lost"])

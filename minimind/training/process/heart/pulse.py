@@ -110,7 +110,7 @@ class Pulse:
         if orders.speaks:
             prefix = "" if early else "error: "
             complain(prefix + sentence(loss, orders.hosts) + ("" if early else f"; {self._advice()}"))
-        answer({"lost": 0 if early else 1})
+        answer({"lost": 0 if early else 1, "woken": self.kind is Kind.STOPPED})
         self.rank.end()
 
     def _advice(self) -> str:
