@@ -52,6 +52,11 @@ COVERED_BY = {
     "training/health/test_monitor.py": "config/health training/health/rules training/health/lr_bands",
     "training/health/test_trouble.py": "config/recovery",
     "training/process/test_run_lock.py": "training/process/ending",
+    "training/process/heart/test_heartbeat.py": (
+        "config/heartbeat training/process/heart/living training/process/heart/pulse"
+    ),
+    "training/process/heart/test_listener.py": "training/process/heart/beats training/process/heart/caller",
+    "training/process/heart/test_roll.py": "training/process/attention training/process/heart/loss",
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
