@@ -90,7 +90,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Message(Strict):
+class ChatMessage(Strict):
     """One turn of a chat."""
 
     role: Annotated[Role, BeforeValidator(_system)]
@@ -171,7 +171,7 @@ class Request(Strict):
 class ChatRequest(Request):
     """POST /v1/chat/completions. Defaults as `minimind chat`."""
 
-    messages: Annotated[list[Message], BeforeValidator(_few_messages), Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], BeforeValidator(_few_messages), Field(min_length=1)]
     temperature: Annotated[float, Field(ge=0, le=2)] = CHAT_TEMPERATURE
     top_p: Annotated[float, Field(gt=0, le=1)] = CHAT_TOP_P
     max_tokens: Annotated[int, Field(ge=1)] | None = None

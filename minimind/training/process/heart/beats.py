@@ -13,7 +13,7 @@ _SEAL = 16  # bytes of the HMAC-SHA-256
 SIZE = _BODY.size + _SEAL
 
 
-class Kind(IntEnum):
+class Word(IntEnum):
     """What a frame says of a rank."""
 
     ALIVE = 1
@@ -25,14 +25,14 @@ class Kind(IntEnum):
     OVER = 7  # an answer: rank 0 has ended well, and hears nobody any more
 
 
-LOSSES = frozenset({Kind.STOPPED, Kind.ENDED, Kind.GONE, Kind.SILENT})  # in an answer
+LOSSES = frozenset({Word.STOPPED, Word.ENDED, Word.GONE, Word.SILENT})  # in an answer
 
 
 @dataclass(frozen=True)
 class Frame:
     """``rank``: whom it is about. ``count``: grows with each beat of a rank; an answer has that of the beat."""
 
-    kind: Kind
+    kind: Word
     rank: int
     count: int = 0
     detail: int = 0
@@ -49,7 +49,7 @@ def opened(data: bytes, direction: bytes, key: bytes) -> Frame | None:
     if len(data) != SIZE or not hmac.compare_digest(seal, _seal(body, direction, key)):
         return None
     kind, rank, count, detail = _BODY.unpack(body)
-    return Frame(Kind(kind), rank, count, detail)
+    return Frame(Word(kind), rank, count, detail)
 
 
 def _seal(body: bytes, direction: bytes, key: bytes) -> bytes:

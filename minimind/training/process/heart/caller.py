@@ -7,7 +7,7 @@ import selectors
 import socket
 import time
 
-from minimind.training.process.heart.beats import ANSWER, BEAT, LOSSES, SIZE, Frame, Kind, opened
+from minimind.training.process.heart.beats import ANSWER, BEAT, LOSSES, SIZE, Frame, Word, opened
 from minimind.training.process.heart.roll import CLOSED
 
 RETRY = 1.0  # seconds between two attempts to connect
@@ -28,14 +28,14 @@ class Caller:
         self._connected = False
         self._received = bytearray()
         self._first = self._count = time.monotonic_ns()  # above that of a pulse that was here before
-        self._kind, self._detail, self._sent = Kind.ALIVE, 0, Kind.ALIVE
+        self._kind, self._detail, self._sent = Word.ALIVE, 0, Word.ALIVE
         self._since_beat, self._since_attempt, self._unanswered = limit, limit, 0.0
         self._refused: float | None = None  # for so many seconds nobody has listened there
         self.met = self.over = False  # answered once; rank 0 has ended well
         self.lost: Frame | None = None
-        self.told: Kind | None = None  # what rank 0 has heard last
+        self.told: Word | None = None  # what rank 0 has heard last
 
-    def beat(self, kind: Kind, detail: int = 0) -> None:
+    def beat(self, kind: Word, detail: int = 0) -> None:
         """What there is to say of the rank: at once if it is new, else each period."""
         if (kind, detail) != (self._kind, self._detail):
             self._kind, self._detail, self._since_beat = kind, detail, self._period
@@ -49,9 +49,9 @@ class Caller:
         if self._refused is not None:
             self._refused += seconds
             if self._refused > CLOSED:
-                self.lost = self.lost or Frame(Kind.GONE, 0)
+                self.lost = self.lost or Frame(Word.GONE, 0)
         if self._unanswered > self._limit:
-            self.lost = self.lost or Frame(Kind.SILENT, 0, detail=int(self._unanswered))
+            self.lost = self.lost or Frame(Word.SILENT, 0, detail=int(self._unanswered))
 
     def close(self) -> None:
         """Close the connection."""
@@ -119,7 +119,7 @@ class Caller:
     def _take(self, answer: Frame) -> None:
         self._unanswered, self._refused, self.met = 0.0, None, True
         self.told = self._sent if answer.count == self._count else self.told
-        if answer.kind is Kind.OVER:
+        if answer.kind is Word.OVER:
             self.over = True
         elif answer.kind in LOSSES:
             self.lost = answer

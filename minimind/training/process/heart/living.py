@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from minimind.training.process.heart.beats import Kind
+from minimind.training.process.heart.beats import Word
 
 END = 10.0  # seconds for a rank that was told to end
 
@@ -24,26 +24,26 @@ class Rank:
         with contextlib.suppress(AttributeError, OSError):  # no Linux, an old one, or already gone
             self.descriptor = os.pidfd_open(pid)
 
-    def state(self) -> Kind:
+    def state(self) -> Word:
         """ALIVE, STOPPED or GONE."""
         if os.getppid() != self.pid:
-            return Kind.GONE
+            return Word.GONE
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         except OSError:
-            return Kind.ALIVE  # no /proc: its parent's number says that it lives
-        return {"T": Kind.STOPPED, "Z": Kind.GONE, "X": Kind.GONE}.get(state, Kind.ALIVE)
+            return Word.ALIVE  # no /proc: its parent's number says that it lives
+        return {"T": Word.STOPPED, "Z": Word.GONE, "X": Word.GONE}.get(state, Word.ALIVE)
 
     def end(self) -> None:
         """It has been told to end: wake it if it is stopped, and kill it if it does not hear."""
-        if self.state() is Kind.GONE:
+        if self.state() is Word.GONE:
             return
         os.kill(self.pid, signal.SIGCONT)
         with selectors.DefaultSelector() as selector:
             if self.descriptor is not None:
                 selector.register(self.descriptor, selectors.EVENT_READ)
             selector.select(END)
-        if self.state() is not Kind.GONE:
+        if self.state() is not Word.GONE:
             os.kill(self.pid, signal.SIGKILL)
 
 

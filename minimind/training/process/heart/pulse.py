@@ -18,7 +18,7 @@ from typing import Any
 
 from minimind.base.display import complain
 from minimind.training.process.attention import Attention
-from minimind.training.process.heart.beats import Frame, Kind
+from minimind.training.process.heart.beats import Frame, Word
 from minimind.training.process.heart.caller import Caller
 from minimind.training.process.heart.listener import Listener
 from minimind.training.process.heart.living import Inbox, Rank
@@ -52,7 +52,7 @@ class Pulse:
         self.selector = selectors.DefaultSelector()
         self.rank, self.inbox = Rank(os.getppid()), Inbox(sys.stdin.fileno())
         self.saved = ""  # the last complete checkpoint
-        self.kind, self.code = Kind.ALIVE, 0  # of the rank
+        self.kind, self.code = Word.ALIVE, 0  # of the rank
         self._attention, self._after = Attention(TICK), 0.0
         self.selector.register(sys.stdin, selectors.EVENT_READ, self._hear)
 
@@ -86,31 +86,31 @@ class Pulse:
         for message in self.inbox.read():
             self.saved = message.get("saved", self.saved)
             if "ended" in message:
-                self.kind, self.code = Kind.ENDED, message["ended"]
+                self.kind, self.code = Word.ENDED, message["ended"]
         if self.inbox.closed:
             self.selector.unregister(sys.stdin)
             self._leave()
 
     def _look(self, seconds: float) -> None:
-        if self.kind in (Kind.ENDED, Kind.GONE):
+        if self.kind in (Word.ENDED, Word.GONE):
             self._after += seconds
-        elif (state := self.rank.state()) is Kind.GONE:
+        elif (state := self.rank.state()) is Word.GONE:
             self._leave()
         else:
             self.kind = state
 
     def _leave(self) -> None:
         """The rank is there no more."""
-        self.kind = self.kind if self.kind is Kind.ENDED else Kind.GONE
+        self.kind = self.kind if self.kind is Word.ENDED else Word.GONE
 
     def _end(self, loss: Frame) -> None:
-        if self.kind is Kind.ENDED:
+        if self.kind is Word.ENDED:
             return  # it has said why
-        orders, early = self.orders, loss.kind is Kind.ENDED and loss.detail == EARLY
+        orders, early = self.orders, loss.kind is Word.ENDED and loss.detail == EARLY
         if orders.speaks:
             prefix = "" if early else "error: "
             complain(prefix + sentence(loss, orders.hosts) + ("" if early else f"; {self._advice()}"))
-        answer({"lost": 0 if early else 1, "woken": self.kind is Kind.STOPPED})
+        answer({"lost": 0 if early else 1, "woken": self.kind is Word.STOPPED})
         self.rank.end()
 
     def _advice(self) -> str:
@@ -134,8 +134,8 @@ class FirstPulse(Pulse):
         self.listener.passed(seconds)
         self.roll.passed(seconds)
         self.roll.heard(Frame(self.kind, 0, detail=self.code))
-        if self.kind is Kind.ENDED and (not self.code or self.roll.over()):
-            self.listener.tell(Frame(Kind.OVER, 0))
+        if self.kind is Word.ENDED and (not self.code or self.roll.over()):
+            self.listener.tell(Frame(Word.OVER, 0))
             return True
         return False
 
@@ -147,7 +147,7 @@ class FirstPulse(Pulse):
 
     def _heard(self, beat: Frame) -> Frame:
         self.roll.heard(beat)
-        return self.roll.lost() or Frame(Kind.FINE, beat.rank)
+        return self.roll.lost() or Frame(Word.FINE, beat.rank)
 
 
 class OtherPulse(Pulse):
@@ -165,7 +165,7 @@ class OtherPulse(Pulse):
         if self.caller.met and not self._met:
             self._met = True
             answer({"met": True})
-        return self.caller.over or self.caller.told in (Kind.ENDED, Kind.GONE)
+        return self.caller.over or self.caller.told in (Word.ENDED, Word.GONE)
 
     def lost(self) -> Frame | None:
         return self.caller.lost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minimind.training.process.heart.beats import Frame, Kind
+from minimind.training.process.heart.beats import Frame, Word
 
 GRACE = 5.0  # seconds from the end of one rank, of its own will, in which the others may end by themselves
 CLOSED = 10.0  # seconds without the connection that a rank had: a living pulse makes a new one at once
@@ -32,13 +32,13 @@ class Roll:
         """A beat of ``frame.rank``."""
         entry = self._entries[frame.rank]
         entry.silent, entry.closed = 0.0, None
-        if frame.kind is not Kind.STOPPED:
+        if frame.kind is not Word.STOPPED:
             entry.stopped = None
         elif entry.stopped is None:
             entry.stopped = 0.0
-        if frame.kind is Kind.ENDED and entry.ended is None:
+        if frame.kind is Word.ENDED and entry.ended is None:
             entry.ended, entry.code = 0.0, frame.detail
-        if frame.kind is Kind.GONE and self._gone is None:
+        if frame.kind is Word.GONE and self._gone is None:
             self._gone = frame.rank
 
     def closed(self, rank: int) -> None:
@@ -58,10 +58,10 @@ class Roll:
     def lost(self) -> Frame | None:
         """The rank without which the run can't go on, and why."""
         if self._gone is not None:
-            return Frame(Kind.GONE, self._gone)
+            return Frame(Word.GONE, self._gone)
         for rank, entry in enumerate(self._entries):
             if (kind := self._verdict(entry)) is not None:
-                seconds = {Kind.SILENT: entry.silent, Kind.STOPPED: entry.stopped, Kind.ENDED: entry.code}
+                seconds = {Word.SILENT: entry.silent, Word.STOPPED: entry.stopped, Word.ENDED: entry.code}
                 return Frame(kind, rank, detail=int(seconds.get(kind) or 0))
         return None
 
@@ -69,11 +69,11 @@ class Roll:
         """Whether all ranks have ended."""
         return all(entry.ended is not None for entry in self._entries)
 
-    def _verdict(self, entry: _Entry) -> Kind | None:
+    def _verdict(self, entry: _Entry) -> Word | None:
         if entry.ended is not None:
-            return Kind.ENDED if entry.code and entry.ended > GRACE else None
+            return Word.ENDED if entry.code and entry.ended > GRACE else None
         if entry.closed is not None and entry.closed > CLOSED:
-            return Kind.GONE
+            return Word.GONE
         if entry.silent > self._limit:
-            return Kind.SILENT
-        return Kind.STOPPED if (entry.stopped or 0.0) > self._limit else None
+            return Word.SILENT
+        return Word.STOPPED if (entry.stopped or 0.0) > self._limit else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from minimind.training.process.heart.beats import ANSWER, BEAT, SIZE, Frame, Kind, opened
+from minimind.training.process.heart.beats import ANSWER, BEAT, SIZE, Frame, Word, opened
 from minimind.training.process.heart.caller import Caller
 from minimind.training.process.heart.listener import PATIENCE, STRANGERS, Listener
 from minimind.training.process.heart.roll import CLOSED
@@ -26,7 +26,7 @@ class Port:
         self.listener = Listener(self.selector, ("127.0.0.1", 0), KEY, 3)
         self.beats: list[Frame] = []
         self.gone: list[int] = []
-        self.answer = Frame(Kind.FINE, 1)
+        self.answer = Frame(Word.FINE, 1)
         self.listener.heard, self.listener.closed = self._heard, self.gone.append
 
     def _heard(self, frame: Frame) -> Frame:
@@ -65,7 +65,7 @@ def received(connection: socket.socket) -> bytes | None:
 
 
 def beat(count: int = 1, rank: int = 1, key: bytes = KEY) -> bytes:
-    return Frame(Kind.ALIVE, rank, count).sealed(BEAT, key)
+    return Frame(Word.ALIVE, rank, count).sealed(BEAT, key)
 
 
 def test_a_sealed_beat_is_heard_and_answered_although_it_comes_in_pieces(port: Port) -> None:
@@ -75,8 +75,8 @@ def test_a_sealed_beat_is_heard_and_answered_although_it_comes_in_pieces(port: P
     connection.sendall(beat()[7:])
     answers: list[bytes] = []
     port.until(lambda: answers.append(received(connection) or b"") or answers[-1])
-    assert port.beats == [Frame(Kind.ALIVE, 1, 1)]
-    assert opened(answers[-1], ANSWER, KEY) == Frame(Kind.FINE, 1, 1)
+    assert port.beats == [Frame(Word.ALIVE, 1, 1)]
+    assert opened(answers[-1], ANSWER, KEY) == Frame(Word.FINE, 1, 1)
     assert opened(answers[-1], BEAT, KEY) is None  # it can't be sent back
 
 
@@ -89,7 +89,7 @@ def test_a_sealed_beat_is_heard_and_answered_although_it_comes_in_pieces(port: P
         beat(rank=3),
         beat(rank=0),
         beat()[:-1] + b"!",
-        Frame(Kind.FINE, 1, 1).sealed(ANSWER, KEY),
+        Frame(Word.FINE, 1, 1).sealed(ANSWER, KEY),
     ],
 )
 def test_anything_else_is_closed_unanswered(port: Port, data: bytes) -> None:
@@ -145,7 +145,7 @@ class Call:
         self.selector = selectors.DefaultSelector()
         self.caller = Caller(self.selector, ("127.0.0.1", number), KEY, 1, LIMIT)
 
-    def turn(self, seconds: float = 0.1, kind: Kind = Kind.ALIVE) -> None:
+    def turn(self, seconds: float = 0.1, kind: Word = Word.ALIVE) -> None:
         self.caller.beat(kind)
         for key, _ in self.selector.select(0.01):
             key.data()
@@ -161,9 +161,9 @@ def test_a_caller_meets_hears_a_loss_and_connects_again_after_a_break(port: Port
     before = len(port.beats)
     port.until(lambda: call.turn() or len(port.beats) > before)
     assert call.caller.lost is None
-    port.answer = Frame(Kind.SILENT, 2, detail=51)
-    port.until(lambda: call.turn(kind=Kind.STOPPED) or call.caller.lost)
-    assert call.caller.lost is not None and (call.caller.lost.kind, call.caller.lost.rank) == (Kind.SILENT, 2)
+    port.answer = Frame(Word.SILENT, 2, detail=51)
+    port.until(lambda: call.turn(kind=Word.STOPPED) or call.caller.lost)
+    assert call.caller.lost is not None and (call.caller.lost.kind, call.caller.lost.rank) == (Word.SILENT, 2)
     call.caller.close()
 
 
@@ -174,7 +174,7 @@ def test_a_caller_that_nobody_answers_has_lost_the_first_rank(port: Port) -> Non
             call.turn(1.0)
         assert call.caller.lost is None
         call.turn(1.0)
-        assert call.caller.lost == Frame(Kind.SILENT, 0, detail=51)
+        assert call.caller.lost == Frame(Word.SILENT, 0, detail=51)
         call.caller.close()
 
 
@@ -183,7 +183,7 @@ def test_a_caller_that_is_refused_knows_sooner() -> None:
         number = closed.getsockname()[1]
     call = Call(number)
     wait_for(lambda: call.turn(1.0) or call.caller.lost)
-    assert call.caller.lost == Frame(Kind.GONE, 0)
+    assert call.caller.lost == Frame(Word.GONE, 0)
     assert CLOSED < LIMIT
 
 
@@ -194,7 +194,7 @@ def test_an_answer_of_another_is_no_answer() -> None:
         connection = stack.enter_context(server.accept()[0])
         call.turn()
         assert len(connection.recv(SIZE)) == SIZE
-        for frame in (Frame(Kind.GONE, 2, 1).sealed(ANSWER, KEY), Frame(Kind.OVER, 0, 7).sealed(ANSWER, b"x" * 32)):
+        for frame in (Frame(Word.GONE, 2, 1).sealed(ANSWER, KEY), Frame(Word.OVER, 0, 7).sealed(ANSWER, b"x" * 32)):
             connection.sendall(frame)
         for _ in range(5):
             call.turn()
