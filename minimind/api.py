@@ -74,11 +74,12 @@ class Model:
             raise UserError(f"a message needs a known role and a content: {error}") from None
         if not turns or turns[-1].role == "assistant":
             raise UserError("a conversation ends with the question to answer")
-        stops = [self.tokenizer.im_end_id, self.tokenizer.eos_id]
+        stops = self.tokenizer.stop_ids
         return "".join(self._pieces(prompt_ids(turns, self.tokenizer), stops, _sampling(sampling)))
 
     def _pieces(self, ids: list[int], stops: list[int], sampling: Sampling) -> Iterator[str]:
-        from minimind.inference.answers import Question, pieces
+        from minimind.inference.answers import Question
+        from minimind.inference.batching import pieces
 
         return (piece.text for piece in pieces(self.transformer, self.tokenizer, Question(ids, sampling, stops)))
 

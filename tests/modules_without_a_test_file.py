@@ -14,8 +14,8 @@ COVERED_BY = {
     "base/test_processor.py": "base/hardware",
     "benchmarks/test_gpu.py": "base/peaks",
     "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
+    "commands/launcher/test_survey.py": "commands/launcher/probe",
     "commands/test_plan.py": "config/memory",
-    "commands/test_report.py": "base/charts",
     "config/test_deepspeed.py": (
         "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
         "config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/optimizers config/deepspeed/precision "
@@ -27,29 +27,40 @@ COVERED_BY = {
         "config/run/wording"
     ),
     "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
-    "corpus/test_corpus.py": "corpus/grammar corpus/questions corpus/stories corpus/words",
+    "corpus/test_corpus.py": "corpus/conversations corpus/grammar corpus/questions corpus/stories corpus/words",
+    "data/test_fetch.py": "commands/streaming data/http data/read/remote",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
     "data/read/test_sources.py": "data/read/json_text data/read/streams",
     "data/records/test_conversations.py": "data/records/turns data/records/values",
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
-    "interop/test_huggingface.py": "interop/tokenizer_files",
+    "inference/serving/test_openai_client.py": "inference/serving/replies",
+    "inference/serving/test_requests.py": "inference/serving/errors inference/serving/neutral",
+    "inference/test_batching.py": "inference/slots",
+    "interop/test_model_card.py": "commands/facts",
+    "interop/test_tokenizer_files.py": "text/marked_template",
     "interop/test_families.py": "interop/huggingface_config",
     "test_packaging.py": "base/shipped",
-    "text/test_chat.py": "text/template",
+    "text/test_chat.py": "text/template text/turn",
+    "text/test_marks.py": "text/messages",
+    "text/test_sandbox.py": "text/metering",
     "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
+    "training/checkpoint/test_nearby.py": "training/process/disks",
     "training/checkpoint/test_writer.py": "training/process/ranks",
     "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",
     "training/engine/test_schedule.py": "config/schedules",
     "training/health/test_monitor.py": "config/health training/health/rules training/health/lr_bands",
     "training/health/test_trouble.py": "config/recovery",
     "training/process/test_run_lock.py": "training/process/ending",
+    "training/process/heart/test_heartbeat.py": (
+        "config/heartbeat training/process/heart/living training/process/heart/pulse"
+    ),
+    "training/process/heart/test_listener.py": "training/process/heart/beats training/process/heart/caller",
+    "training/process/heart/test_roll.py": "training/process/attention training/process/heart/loss",
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
-    "training/run/test_main.py": (
-        "training/run/directory training/run/held_out training/run/summary training/run/task"
-    ),
+    "training/run/test_main.py": "training/run/directory training/run/held_out",
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
 }

@@ -26,7 +26,7 @@ from minimind.config import schedules
 from minimind.config.deepspeed import resolve
 from minimind.config.deepspeed.optimizers import OPTIMIZERS, OptimizerKind, learning_rate
 from minimind.config.memory import estimate_memory
-from minimind.config.run import RunConfig, load_run_config
+from minimind.config.run import load_run_config
 from minimind.data.read import tables
 from minimind.data.read.json_text import Value
 from minimind.data.read.sources import expand, read_records
@@ -35,6 +35,7 @@ from minimind.training.engine.optimizers import build_optimizer
 from minimind.training.engine.schedule import Schedule
 from minimind.training.health import monitor
 from minimind.training.record.metrics import Metrics
+from minimind.training.record.trackers.tracker import Beginning
 from minimind.training.values import StepMetrics
 from tests.support import tiny_config, tiny_model
 
@@ -63,8 +64,8 @@ def sgd(groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Opt
 class Notebook:
     """A tracker that keeps what it is told."""
 
-    def __init__(self, run_dir: Path, config: RunConfig, run_id: str | None) -> None:
-        self.id = run_id or "new"
+    def __init__(self, beginning: Beginning) -> None:
+        self.name = beginning.name
         self.told: list[tuple[str, Any]] = []
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
@@ -142,12 +143,12 @@ def test_a_health_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tracker(entry: Callable[[Any, str, Any], None], tmp_path: Path) -> None:
     entry(run_config.TRACKERS, "notebook", f"{HERE}:Notebook")
     config = load_run_config(None, ["report_to=notebook"], {"output_dir": str(tmp_path)})
-    metrics = Metrics(tmp_path, 0, config, 2, wandb_id="kept")
+    metrics = Metrics(tmp_path, 0, config, 2)
     metrics.step(STEP)
     metrics.finding(Finding("a", "b", "c"))
     metrics.close()
-    tracker: Any = metrics._wandb
-    assert metrics.wandb_id == "kept"
+    tracker: Any = metrics._trackers[0]
+    assert tracker.name == tmp_path.name
     assert tracker.told == [("log", (1, 2.0)), ("alert", "a"), ("finish", True)]
 
 

@@ -14,7 +14,8 @@ from typing import Literal
 Kind = Literal["pretrain", "sft"]
 Reasoning = Literal["train", "drop"]  # what becomes of an answer's reasoning
 AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
-GgufDtype = Literal["f32", "f16", "bf16"]  # of the weights
+Context = Literal["error", "shift"]  # what becomes of a served conversation that outgrows the model
+GgufDtype = Literal["f32", "f16", "bf16", "q8_0", "q4_k_m"]  # of the weights; the last two in a GGUF file only
 
 # Data
 ROW_LENGTH = 512  # max_seq_length
@@ -49,6 +50,7 @@ CHAT_TOKENS, CHAT_TEMPERATURE, CHAT_TOP_P = 400, 0.7, 0.9
 
 # What a run directory holds
 OUTPUT_DIRECTORY = Path("runs/run")
+ABOUT = "about.json"  # beside weights: what the model was made to know
 CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
 STEP_NAME = "step-[0-9]{8,18}"  # a checkpoint's directory in CHECKPOINTS, as a pattern
 RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"

@@ -10,6 +10,7 @@ from typing import Any
 MASK = "***"
 _VARIABLES = (
     "WANDB_API_KEY",
+    "SWANLAB_API_KEY",
     "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN",
     "MODELSCOPE_API_TOKEN",

@@ -39,16 +39,30 @@ def train_tokenizer(
 
 
 @app.command()
+@reads_files()
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="pretrain_hq, sft_mini_512, ...")],
-    output: Annotated[Path, typer.Option(help="directory to download into")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="pretrain_t2t_mini, sft_t2t_mini, ...: docs/data.md")],
+    output: Annotated[Path, typer.Option(help="directory to download into; with --stream that of the store")],
     hub: Annotated[str | None, typer.Option(help="huggingface or modelscope; default: what is installed")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="address of a mirror")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="address of a mirror; default: HF_ENDPOINT's")] = None,
+    revision: Annotated[str | None, typer.Option(help="commit or branch on the hub; default: the newest")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="tokenise while it arrives, and keep no copy")] = False,
+    tokenizer: Annotated[Path | None, typer.Option(help="for --stream: tokenizer directory or file")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="for --stream; default: by the first record")] = None,
+    max_seq_length: RowLength = ROW_LENGTH,
+    *,
+    reading: ReadingOptions,
 ) -> None:
-    """Download one of MiniMind's own data sets."""
+    """Download one of MiniMind's own data sets, or read it into a store (--stream, and how to read it)."""
+    from minimind.commands import streaming
     from minimind.data import fetch as fetching
 
-    say(fetching.fetch(name, output, hub, endpoint))
+    wanted = streaming.Streaming(tokenizer, kind, max_seq_length, reading)
+    if stream:
+        say(streaming.stream(fetching.remote(name, hub, endpoint, revision), output, wanted))
+        return
+    streaming.refuse_without(wanted)
+    say(fetching.fetch(name, output, hub, endpoint, revision))
 
 
 @app.command()

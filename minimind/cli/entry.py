@@ -29,7 +29,7 @@ def run(arguments: list[str], debug: bool = False) -> int:
         return int(app(arguments, prog_name="minimind", standalone_mode=False) or 0)
     except _USAGE_ERROR as error:
         # A bare `minimind` is answered with the help, not with an error.
-        return _wrong(f"{error.format_message()} (minimind --help)" if arguments else "")
+        return _wrong(f"{error.format_message()} ({_help_of(error)})" if arguments else "")
     except UserError as error:
         if debug:
             raise
@@ -49,6 +49,12 @@ def run(arguments: list[str], debug: bool = False) -> int:
 
 # typer's own copy of click since 0.27, click itself before: the base of all errors in the command line.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
+
+
+def _help_of(error: Any) -> str:
+    """The help of the command that was typed."""
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'minimind'} --help"
 
 
 def _wrong(message: str, code: int = 2) -> int:

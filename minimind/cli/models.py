@@ -15,10 +15,12 @@ from minimind.base.defaults import (
     TEXT_TEMPERATURE,
     TEXT_TOKENS,
     TEXT_TOP_P,
+    Context,
     GgufDtype,
     Kind,
 )
 from minimind.base.display import say
+from minimind.base.errors import UserError
 from minimind.cli.options import (
     AsJson,
     Model,
@@ -58,7 +60,12 @@ def evaluate(
 @app.command()
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Option(help="text to go on from")],
+    prompt: Annotated[str | None, typer.Option(help="text to go on from, printed as it is made")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="many: one a line, or JSONL of prompt or messages")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="of --prompts: their answers")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="--prompts are questions, not texts to go on from")] = False,
     max_new_tokens: NewTokens = TEXT_TOKENS,
     temperature: Temperature = TEXT_TEMPERATURE,
     top_p: TopP = TEXT_TOP_P,
@@ -66,17 +73,25 @@ def generate(
     seed: Seed = 0,
     tokenizer: ModelTokenizer = None,
 ) -> None:
-    """Go on from a text, printed as it is made."""
+    """Go on from a text, or from each of a file (docs/chat.md)."""
     from minimind.inference.sampling import Sampling
-    from minimind.inference.terminal import continue_text
+    from minimind.inference.terminal.files import answer_file
+    from minimind.inference.terminal.text import continue_text
 
     sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
-    continue_text(model, prompt, sampling, tokenizer_path=tokenizer)
+    if prompts is not None and output is not None and prompt is None:
+        count = answer_file(model, prompts, output, sampling, chat=chat, tokenizer_path=tokenizer)
+        say(f"{count:,} answers -> {output}")
+    elif prompt is not None and prompts is None and output is None and not chat:
+        continue_text(model, prompt, sampling, tokenizer_path=tokenizer)
+    else:
+        raise UserError("give --prompt TEXT, or --prompts FILE and --output FILE, with --chat if they are questions")
 
 
 @app.command()
 def chat(
     model: Model,
+    prompt: Annotated[str | None, typer.Option(help="one question: print its answer, and nothing else")] = None,
     system: Annotated[str | None, typer.Option(help="system message")] = None,
     max_new_tokens: NewTokens = CHAT_TOKENS,
     temperature: Temperature = CHAT_TEMPERATURE,
@@ -85,12 +100,15 @@ def chat(
     seed: Seed = 0,
     tokenizer: ModelTokenizer = None,
 ) -> None:
-    """Talk with a model: /reset starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."""
+    """Talk with a model: /help lists what else can be typed, Ctrl-D ends, Ctrl-C stops an answer (docs/chat.md)."""
     from minimind.inference.sampling import Sampling
-    from minimind.inference.terminal import chat_loop
+    from minimind.inference.terminal.chat import ask_once, chat_loop
 
     sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
-    chat_loop(model, system, sampling, tokenizer_path=tokenizer)
+    if prompt is not None:
+        ask_once(model, system, prompt, sampling, tokenizer_path=tokenizer)
+    else:
+        chat_loop(model, system, sampling, tokenizer_path=tokenizer)
 
 
 @app.command()
@@ -104,12 +122,15 @@ def serve(
     max_body: Annotated[
         int | None, typer.Option(min=1024, metavar="BYTES", help="of a request at most; default: 1 MiB")
     ] = None,
+    context: Annotated[
+        Context, typer.Option(help="a conversation that is too long: refused, or its oldest turns dropped")
+    ] = "error",
     tokenizer: ModelTokenizer = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface, with a chat page, until Ctrl-C (docs/serving.md)."""
     from minimind.inference.server import serve as serve_model
 
-    serve_model(model, host, port, api_key, max_body, tokenizer=tokenizer)
+    serve_model(model, host, port, api_key, max_body, tokenizer=tokenizer, context=context)
 
 
 @app.command()
@@ -119,10 +140,15 @@ def export(
     format: Annotated[
         str, typer.Option(metavar="hf|pth|gguf", help="hf: Hugging Face; pth: MiniMind's own; gguf: llama.cpp")
     ] = "hf",
-    dtype: Annotated[GgufDtype | None, typer.Option(help="of a gguf's weights; default: f16")] = None,
+    dtype: Annotated[
+        GgufDtype | None, typer.Option(help="of the weights; default: f16 in a gguf, the model's own in hf")
+    ] = None,
     tokenizer: ModelTokenizer = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", metavar="NAME", help="of the weights, for hf's model card: apache-2.0")
+    ] = None,
 ) -> None:
     """Write a model for other programs."""
     from minimind.commands.models import export_model
 
-    say(export_model(model, output, format, dtype, tokenizer))
+    say(export_model(model, output, format, dtype, tokenizer, licence=licence))

@@ -13,7 +13,7 @@ app = typer.Typer(
     name="minimind",
     help="Train MiniMind from raw text to chat with DeepSpeed. Training itself: deepspeed launch/pretrain.py --help",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},  # as the launch scripts have it
     pretty_exceptions_enable=False,
 )
 

@@ -52,6 +52,9 @@ def doctor(
     launch: Annotated[
         str, typer.Option(help='check these words of `minimind launch` too: "--include localhost:0,1"')
     ] = "",
+    hostfile: Annotated[
+        Path | None, typer.Option(help="ask all hosts of this file too, over ssh, and show them side by side")
+    ] = None,
     strict: Strict = False,
 ) -> None:
     """Check versions, accelerator, compiler, disk, and a configuration. Exit code 1 if something is missing."""
@@ -68,6 +71,7 @@ def doctor(
             output_dir=output_dir,
             words=shlex.split(launch),
             strict=strict,
+            hostfile=hostfile,
         )
     )
 
@@ -104,3 +108,14 @@ def report(
     from minimind.commands.report import write_report
 
     say(write_report(runs, output))
+
+
+@app.command()
+def watch(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run directories, also before their first step")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one")] = 8050,
+) -> None:
+    """The report's page, live: curves that grow while a run goes on, on this machine only, until Ctrl-C."""
+    from minimind.commands.watch import watch as serve_page
+
+    serve_page(runs, port)

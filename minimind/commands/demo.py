@@ -1,8 +1,9 @@
 """`minimind demo`: the whole way from nothing to a chatting model, with the same commands that a person would type.
 
 Contract. Each training command is printed before it runs, so that the demo is also a tutorial. Exit code 0 when at
-least `PASS` of the ten held-out questions are answered right, else 1; the exit code of a command that failed is
-passed on.
+least `PASS` of the `QUESTIONS` held-out questions are answered right, half of which come second or third in their
+conversation, else 1; the exit code of a command that failed is passed on. What the model knows is kept beside its
+weights, for whoever talks with it.
 
 The launch scripts and configurations are those of the checkout, or of the installed package: base/shipped.py.
 """
@@ -29,11 +30,11 @@ from minimind.training.checkpoint.directory import PRODUCTS, set_aside
 from minimind.training.record.console import duration
 from minimind.training.record.file import FILE_NAME, read_metrics
 
-QUESTIONS, PASS = 10, 7
+QUESTIONS, PASS, SHOWN = 100, 90, 10
 
 
 def run_demo(directory: Path) -> int:
-    """Corpus, tokenizer, pretraining, SFT, ten questions; the exit code."""
+    """Corpus, tokenizer, pretraining, SFT, questions; the exit code."""
     started = time.monotonic()
     corpus, tokenizer = _prepare(directory)
     pretrained, tuned = directory / "pretrain", directory / "sft"
@@ -45,6 +46,7 @@ def run_demo(directory: Path) -> int:
     sft = _command("sft", corpus / "sft.jsonl", corpus / "sft_eval.jsonl", tokenizer, tuned, model=pretrained)
     if code := _run(sft, tuned):
         return code
+    _describe(tuned)
     right = _ask(tuned, corpus)
     _compare(pretrained, corpus)
     _say(f"{right} of {QUESTIONS} right, {duration(time.monotonic() - started)} in all")
@@ -113,14 +115,24 @@ def _set_aside(run_dir: Path) -> None:
 
 
 def _ask(run_dir: Path, corpus: Path) -> int:
-    """Ask held-out questions, print each with the right answer and the model's; how many were right."""
-    from minimind.commands.questions import answers_table, ask_questions, read_conversations
+    """Ask held-out questions; print a sample with the right answers and the score by kind; how many were right."""
+    from minimind.commands.questions import answers_table, ask_questions, greedy, read_conversations, score_table
     from minimind.inference.generation import load_model
 
-    model, tokenizer = load_model(run_dir)
-    answers = ask_questions(model, tokenizer, read_conversations(corpus / "sft_eval.jsonl"), QUESTIONS)
-    console().print(answers_table(answers))
+    conversations = read_conversations(corpus / "sft_eval.jsonl")[:QUESTIONS]
+    answers = ask_questions(conversations, greedy(*load_model(run_dir)))
+    say(f"{SHOWN} of {len(answers)} held-out questions, and how all were answered:")
+    console().print(answers_table(answers[:SHOWN]))
+    console().print(score_table(answers))
     return sum(answer.right for answer in answers)
+
+
+def _describe(run_dir: Path) -> None:
+    """Keep with the model what it was made to know."""
+    from minimind.corpus.conversations import EXAMPLES, KNOWS
+    from minimind.inference.about import About, write_about
+
+    write_about(About(KNOWS, EXAMPLES), subdirectory(run_dir, FINAL))
 
 
 def _compare(run_dir: Path, corpus: Path) -> None:

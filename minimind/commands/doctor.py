@@ -3,7 +3,7 @@ built.
 
 A check is a small function that returns what it saw; only ``run_doctor`` prints. "bad" stops a run, "note" does
 not.
-Weakness: it looks at this machine only; the other nodes of a multi-node run need their own doctor.
+With a hostfile all its hosts are asked, too (commands/launcher/survey.py); of each only what a run over several needs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from minimind.base.command_lines import typed
 from minimind.base.display import say
 from minimind.base.errors import UserError
-from minimind.base.hardware import Hardware, choose_config, detect, purpose_of
+from minimind.base.hardware import Hardware, choose_config, detect, kind_by_name, purpose_of
 from minimind.base.launcher import port_problem
+from minimind.base.shipped import from_here
+from minimind.commands.launcher import survey
 from minimind.commands.launcher import words as launch_words
+from minimind.commands.launcher.hostfile import read_hostfile
 from minimind.config.deepspeed import Resolved, resolve
 from minimind.config.deepspeed.source import chosen_source
 from minimind.config.run import RunConfig, load_run_config
@@ -43,9 +47,14 @@ REQUIRED = (
 )
 OPTIONAL = {
     "wandb": "report_to: wandb",
+    "tensorboard": "report_to: tensorboard",
+    "swanlab": "report_to: swanlab",
     "bitsandbytes": "AdamW8bit (ds_configs/adamw8bit.json)",
     "transformers": "checking an export against Hugging Face",
 }
+
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # is there while the driver is loaded
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,21 @@ def check_launcher() -> Check:
 def check_hardware(hardware: Hardware, config: Path | None = None) -> list[Check]:
     """The device, and the JSON that suits it, of the same purpose as ``config``."""
     path, reason = choose_config(hardware, purpose_of(str(config)) if config else "")
-    return [Check("device", "ok", hardware.describe()), Check("suits it", "ok", f"{path}: {reason}")]
+    return [Check("device", "ok", hardware.describe()), Check("suits it", "ok", f"{path}: {reason}"), *check_idle_gpu()]
+
+
+def check_idle_gpu(driver: Path = NVIDIA_DRIVER) -> list[Check]:
+    """A GPU that this torch can't use: nothing else would say that a run falls back to the CPU."""
+    import torch
+
+    if not driver.exists() or torch.cuda.is_available() or os.environ.get("DS_ACCELERATOR") == "cpu":
+        return []
+    loaded = driver.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
+    if torch.version.cuda is None:
+        advice = "make clean, then make TORCH_FLAGS='--index-url URL' with the URL that pytorch.org names for your CUDA"
+        return [Check("gpu", "note", "there is one, and torch is a build for CPUs: runs take the CPU", advice)]
+    advice = f"a driver for CUDA {torch.version.cuda} or newer; or CUDA_VISIBLE_DEVICES hides the GPU"
+    return [Check("gpu", "note", f"there is one, and torch can't use it ({loaded}): runs take the CPU", advice)]
 
 
 def check_launch(words: Sequence[str]) -> list[Check]:
@@ -128,26 +151,47 @@ def check_launch(words: Sequence[str]) -> list[Check]:
     return checks
 
 
+def check_hosts(
+    hostfile: Path, directory: Path, files: Sequence[Path], words: Sequence[str], show: Callable[[str], None]
+) -> list[Check]:
+    """The hosts side by side, and what is wrong with them. ``words``: the launcher's, of which two are about ports."""
+    options = launch_words.read_words([*words, __file__])
+    slots = read_hostfile(hostfile)
+    port = options.master_port or launch_words.DEFAULT_PORT
+    answers = survey.survey(slots, port, directory, files, survey.over_ssh(options.ssh_port))
+    for line in survey.table(answers):
+        show(line)
+    verdicts = list(survey.judge(answers, slots, directory))
+    found = [Check(v.what, "bad" if v.bad else "note", v.seen, v.advice) for v in verdicts]
+    return found or [Check("hosts", "ok", f"{len(slots)} hosts agree")]
+
+
+def compared_files(config: Path | None, deepspeed_config: Path | None, overrides: Sequence[str]) -> list[Path]:
+    """What a run reads on every host: the YAML, the JSON, the tokenizer."""
+    run = load_run_config(config, overrides)
+    return [path for path in (config, deepspeed_config or run.deepspeed, run.tokenizer) if isinstance(path, Path)]
+
+
 def check_compiler() -> Check:
-    """DeepSpeedCPUAdam (offload) is compiled at first use; nothing else in this project needs a compiler."""
+    """DeepSpeedCPUAdam (offload) is compiled at first use, and what torch.compile makes for a GPU is linked by one."""
     if problem := compiler_problem():
-        return Check("compiler", "note", problem[0], f"needed only for *_offload.json: {problem[1]}")
+        return Check("compiler", "note", problem[0], f"needed for *_offload.json and compile: {problem[1]}")
     return Check("compiler", "ok", str(shutil.which(os.environ.get("CXX", "c++"))))
 
 
 def check_build_locks() -> list[Check]:
     """A build that was killed leaves a lock (build_lock.py). A run that needs the op removes or waits for it."""
-    states = [(lock, verdict) for lock in builds.all_locks() if (verdict := build_lock.judge(lock))]
+    states = [(lock, found) for lock in builds.all_locks() if (found := build_lock.look_at(lock))]
     return [_build_lock(*state) for state in states] or [Check("build locks", "ok", "none")]
 
 
-def _build_lock(lock: Path, verdict: build_lock.Verdict) -> Check:
-    if verdict.state == "held":
-        return Check("build locks", "ok", f"{verdict.who} is compiling {lock.parent.name} ({lock})")
-    if verdict.state == "dead":
+def _build_lock(lock: Path, found: build_lock.LockState) -> Check:
+    if found.state == "held":
+        return Check("build locks", "ok", f"{found.who} is compiling {lock.parent.name} ({lock})")
+    if found.state == "dead":
         advice = f"a run that needs it removes it; any other software would wait for ever: rm {lock}"
         return Check("build locks", "note", f"stale, no process holds it: {lock}", advice)
-    return Check("build locks", "note", f"{lock}: {verdict.who}", builds.advice(lock))
+    return Check("build locks", "note", f"{lock}: {found.who}", builds.advice(lock))
 
 
 def check_disk(directory: Path, need: int = 2**31) -> Check:
@@ -207,11 +251,15 @@ def run_doctor(
     words: Sequence[str] = (),
     show: Callable[[str], None] = say,
     strict: bool = False,
+    hostfile: Path | None = None,
 ) -> int:
-    """Print every check; returns 1 if one is bad, else 0. ``words``: options of the launcher to check, too.
+    """Print every check; returns 1 if one is bad, else 0. ``words``: options of the launcher to check, too;
+    ``hostfile``: its hosts are asked over ssh.
 
-    Raises UserError if the config file does not exist.
+    Raises UserError if the config file or the hostfile does not exist.
     """
+    if hostfile is not None:
+        words = ["--hostfile", str(hostfile), *words]
     checks = [check_python(), *check_packages(), check_launcher()]
     if all(check.status != "bad" for check in checks):  # without torch there is nothing to detect
         hardware = detect()
@@ -219,9 +267,26 @@ def run_doctor(
         checks += [check_compiler(), *check_build_locks(), check_disk(output_dir)]
         if deepspeed_config is not None or config is not None:
             checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware, strict=strict)
+    if hostfile is not None:
+        files = compared_files(config, deepspeed_config, overrides)
+        checks += check_hosts(hostfile, output_dir, files, words, show)
     for check in checks:
         advice = f"; {check.advice}" if check.advice else ""
         show(f"{check.status:<5}{check.name:<18}{check.seen}{advice}")
     bad = sum(check.status == "bad" for check in checks)
     show(f"{bad} problem{'s' if bad != 1 else ''}" if bad else "ready")
+    if not bad:
+        show(f"next: {next_line(hardware, deepspeed_config, config)}")
     return 1 if bad else 0
+
+
+def next_line(hardware: Hardware, deepspeed_config: Path | None = None, config: Path | None = None) -> str:
+    """The whole line to type next: these configs, or what suits this machine, on the built-in corpus. A CPU gets the
+    tiny model, for the default one takes hours there."""
+    json = deepspeed_config or (None if config else choose_config(hardware)[0])
+    words: list[object] = ["--deepspeed_config", json] if json else []
+    words += ["--config", config] if config else []
+    kind = kind_by_name(str(json or config))
+    small = ["--set", "model=tiny"] if hardware.device_type == "cpu" and kind == "pretrain" and not config else []
+    output = ["--model", "runs/first", "--output-dir", "runs/sft"] if kind == "sft" else ["--output-dir", "runs/first"]
+    return typed("minimind", "launch", from_here(Path("launch") / f"{kind}.py"), *words, *small, *output)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minimind.base.errors import UserError
-from minimind.base.files import read_named, write_bytes_durably
+from minimind.base.files import read_named, write_bytes_durably, write_durably
 from minimind.base.strict.json_text import brief
 from minimind.config.model import LARGEST_TABLE
 from minimind.data.records.options import BY_CONTENT, ReadingOptions
@@ -78,33 +78,61 @@ def evaluate_file(
     }
 
 
-def export_hf(path: Path, output: Path, tokenizer_path: Path | None = None) -> Path:
-    """Write the model at `path` in Hugging Face layout; returns the directory. Raises UserError if there is none."""
+def export_hf(
+    path: Path,
+    output: Path,
+    dtype: GgufDtype | None = None,
+    tokenizer_path: Path | None = None,
+    licence: str | None = None,
+) -> Path:
+    """Write the model at `path` in Hugging Face layout, with a model card; returns the directory. What it
+    was made to know, where that is kept with it, goes with it.
+
+    `dtype`: of the weights, None as they are loaded (fp32 on a CPU). Raises UserError if there is no model, and for a
+    weight too large for f16.
+    """
+    from minimind.commands.facts import card_of
+    from minimind.inference.about import about_model, write_about
     from minimind.inference.generation import load_model
+    from minimind.interop.gguf_types import PLAIN, cast
     from minimind.interop.huggingface import save_pretrained
 
+    if dtype is not None and dtype.upper() not in PLAIN:
+        raise UserError(f"--dtype {dtype} is for --format gguf: hf has f32, f16 and bf16")
     model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
-    save_pretrained(model.state_dict(), model.config, tokenizer, output)
+    weights = model.state_dict()
+    if dtype is not None:
+        weights = {name: cast(name, value, PLAIN[dtype.upper()]) for name, value in weights.items()}
+    save_pretrained(weights, model.config, tokenizer, output, card_of(path, licence))
+    if about := about_model(path):
+        write_about(about, output)
     return output
 
 
 def export_model(
-    path: Path, output: Path, format: str, dtype: GgufDtype | None, tokenizer_path: Path | None = None
+    path: Path,
+    output: Path,
+    format: str,
+    dtype: GgufDtype | None,
+    tokenizer_path: Path | None = None,
+    *,
+    licence: str | None = None,
 ) -> Path:
     """Write the model at `path` as `format` (of `EXPORTERS`); what was written: a directory for hf, else a file.
 
-    `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of a gguf's weights, f16 if
-    None. Raises UserError for a path without a model, and for what the format can't hold.
+    `output` is a directory, or for pth and gguf also a file name with that suffix. `dtype`: of the weights; None is f16
+    in a gguf. `licence`: for the model card. Raises UserError for a path without a model, and for what the format can't
+    hold.
     """
     if format not in EXPORTERS:
         raise UserError(f"--format {format}: not one of {', '.join(EXPORTERS)}")
-    if dtype is not None and format != "gguf":
-        raise UserError(
-            "--dtype is for --format gguf: MiniMind's .pth is f16"
-            if format == "pth"
-            else f"--dtype is for --format gguf: {format} has the model's own"
-        )
-    return EXPORTERS[format](path, output, dtype, tokenizer_path)
+    if dtype is not None and format == "pth":
+        raise UserError("--dtype is for --format hf and gguf: MiniMind's .pth is f16")
+    if licence is None:
+        return EXPORTERS[format](path, output, dtype, tokenizer_path)
+    if format != "hf":
+        raise UserError("--license is for --format hf: it goes into the model card")
+    return export_hf(path, output, dtype, tokenizer_path, licence)
 
 
 def _file(output: Path, suffix: str) -> Path:
@@ -129,20 +157,28 @@ def export_pth(path: Path, file: Path, tokenizer_path: Path | None = None) -> Pa
 
 
 def export_gguf(path: Path, file: Path, dtype: GgufDtype, tokenizer_path: Path | None = None) -> Path:
-    """Write a GGUF file for llama.cpp."""
+    """Write a GGUF file for llama.cpp, and beside it a Modelfile for Ollama."""
+    from minimind.data.store.prepare import say_on_stderr
     from minimind.inference.generation import load_model
     from minimind.inference.server import model_name
     from minimind.interop.gguf import save_gguf
+    from minimind.interop.model_card import may_write
+    from minimind.interop.modelfile import FILE_NAME as MODELFILE
+    from minimind.interop.modelfile import MARK, modelfile
 
     model, tokenizer = load_model(path, "cpu", tokenizer=tokenizer_path)
-    _directory_of(file)
+    place = _directory_of(file) / MODELFILE
     save_gguf(model.state_dict(), model.config, tokenizer, path=file, dtype=dtype, name=model_name(path))
+    if may_write(place, MARK):
+        write_durably(place, modelfile(file.name, model.config, tokenizer))
+    else:
+        say_on_stderr(f"{place}: not written by an export, so it stays as it is")
     return file
 
 
 # What `minimind export --format` takes: (model, output, dtype or None, tokenizer or None) -> what was written
 EXPORTERS: dict[str, Callable[[Path, Path, Any, Path | None], Path]] = {
-    "hf": lambda path, output, _, tokenizer: export_hf(path, output, tokenizer),
+    "hf": export_hf,
     "pth": lambda path, output, _, tokenizer: export_pth(path, _file(output, ".pth"), tokenizer),
     "gguf": lambda path, output, dtype, tokenizer: export_gguf(path, _file(output, ".gguf"), dtype or "f16", tokenizer),
 }
@@ -162,13 +198,13 @@ def samples_of_step(run_dir: Path, step: int) -> list[str]:
     Computed again from the run's own record in metrics.jsonl: store, seed and rows a step decide the order of data.
     Raises UserError for a directory that holds no such record, and when the store is gone.
     """
-    from minimind.commands.report import load_run
+    from minimind.commands.page.records import load_records
     from minimind.data.store.batches import Batches
     from minimind.data.store.mixture import Part
     from minimind.data.store.store import TokenStore
     from minimind.training.health.ladder import FILE_NAME, data_step, read_rollbacks
 
-    about = load_run(run_dir).about
+    about = load_records(run_dir).about
     _refuse_missing(run_dir, about, ("store", "seed"))
     if not about["store"] or not os.path.isdir(about["store"]):  # noqa: PTH112 (Path's raises for a name too long)
         raise UserError(f"{run_dir}: the store is gone ({brief(about['store'])}): prepare the same files again")

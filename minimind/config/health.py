@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Steps = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
-Band = tuple[Positive, Positive]
+Range = tuple[Positive, Positive]
 
 
 class HealthConfig(BaseModel):
@@ -33,7 +33,7 @@ class HealthConfig(BaseModel):
     overflow_steps: Steps = 200
 
     # Gradient norm before clipping
-    grad_norm_band: Band = (0.5, 2.0)
+    grad_norm_band: Range = (0.5, 2.0)
     grad_norm_band_steps: Steps = 500
     grad_norm_high: Positive = 10.0
     grad_norm_high_steps: Steps = 32
@@ -63,12 +63,12 @@ class HealthConfig(BaseModel):
 
     # Usual peak learning rates, pretraining; training/lr_bands.py says when which holds, and fine-tuning's.
     # With AdamW below 10M parameters: the best rate grows as the width shrinks (muP, arXiv 2203.03466).
-    lr_band_tiny: Band = (1e-4, 1e-2)
+    lr_band_tiny: Range = (1e-4, 1e-2)
     # Below 200M: at 26M 2e-3 and 3e-3 do no worse than 1e-3 (docs/LOG.md); SmolLM-135M trained at 3e-3.
-    lr_band_small: Band = (1e-4, 3e-3)
-    lr_band: Band = (1e-4, 1e-3)  # below 1B
-    lr_band_large: Band = (3e-5, 3e-4)  # 1B and more (GPT-3, arXiv 2005.14165 table 2.1; Llama)
-    lr_band_muon: Band = (2e-3, 5e-2)  # of the matrices, around Muon's own 0.02, whatever the size
+    lr_band_small: Range = (1e-4, 3e-3)
+    lr_band: Range = (1e-4, 1e-3)  # below 1B
+    lr_band_large: Range = (3e-5, 3e-4)  # 1B and more (GPT-3, arXiv 2005.14165 table 2.1; Llama)
+    lr_band_muon: Range = (2e-3, 5e-2)  # of the matrices, around Muon's own 0.02, whatever the size
 
     @model_validator(mode="after")
     def _bands(self) -> HealthConfig:

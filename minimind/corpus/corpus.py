@@ -1,13 +1,13 @@
 """The built-in corpus: generated, bilingual, any size, a function of the seed alone, with a known entropy floor.
 
-    pretrain.jsonl   {"text": ...}                           stories, sums, sorted digits, a lexicon (demo_stories)
+    pretrain.jsonl   {"text": ...}                           stories, sums, sorted digits, a lexicon (stories.py)
     eval.jsonl       {"text": ...}                           held-out texts of the same grammar
-    sft.jsonl        {"conversations": [{"role", "content"}]}  ten kinds of question in turn (demo_questions)
-    sft_eval.jsonl   {"conversations": ...}                  held-out questions; the first ten are one of each kind
+    sft.jsonl        {"conversations": [{"role", "content"}]}  up to ten questions in a row (conversations.py)
+    sft_eval.jsonl   {"conversations": ...}                  one to three held-out questions; each kind ends one in turn
     floor.json       the exact -log p of eval.jsonl under the generator that wrote it
 
 Contract: the same seed gives the same bytes on every machine, and a smaller corpus is the beginning of a larger one.
-Whether an item is held out depends on the item alone (``demo_words.reserved``), so no held-out text or question is in
+Whether an item is held out depends on the item alone (``words.reserved``), so no held-out text or question is in
 any training file of any seed and size. No model can have a lower expected loss on eval.jsonl than the floor; a finite
 file fluctuates around it, and the floor here is that very file's -log p, so that the ratio does not.
 
@@ -23,16 +23,17 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 from minimind.base.errors import UserError
 from minimind.base.files import read_inside, replacing, subdirectory, write_durably
 from minimind.base.strict.json_text import read_json
+from minimind.corpus.conversations import held_out_conversation, training_conversation
 from minimind.corpus.grammar import document_nats, sample_document
-from minimind.corpus.questions import QUESTION_KINDS, TRAINED_TWICE, Turns, conversation
+from minimind.corpus.questions import Turns
 from minimind.corpus.stories import write_document
-from minimind.corpus.words import LANGUAGES, reserved
+from minimind.corpus.words import reserved
 from minimind.text.tokenizer import FILE_NAME
 
 FLOOR_FILE = "floor.json"
@@ -80,15 +81,10 @@ def texts(seed: int, held_out: bool) -> Iterator[tuple[str, float]]:
 
 
 def conversations(seed: int, held_out: bool) -> Iterator[Turns]:
-    """An endless run of conversations. Held out: every ten hold each kind in each language once."""
-    kinds = [*QUESTION_KINDS] if held_out else [*QUESTION_KINDS, *TRAINED_TWICE]
-    number = 0
-    while True:
-        for language in LANGUAGES:
-            for kind in kinds:
-                rng = _rng(seed, "conversation", held_out, number)
-                number += 1
-                yield conversation(kind, language, held_out, rng)
+    """An endless run of conversations. Held out: every ten end with each kind in each language once."""
+    for number in count():
+        rng = _rng(seed, "conversation", held_out, number)
+        yield held_out_conversation(number, rng) if held_out else training_conversation(rng)
 
 
 def floor_of(held_out_texts: Iterable[str]) -> Floor:
@@ -106,7 +102,7 @@ def write_demo(
     directory: str | Path,
     seed: int = 0,
     num_pretrain: int = 16000,
-    num_sft: int = 12000,
+    num_sft: int = 16000,
     num_eval: int = 400,
     num_sft_eval: int = 200,
 ) -> DemoFiles:

@@ -1,10 +1,11 @@
-"""The conversations of the built-in corpus: five kinds of question, each in English and Chinese.
+"""The questions of the built-in corpus: five kinds, each in English and Chinese.
 
-Contract: ``conversation(kind, language, held_out, rng)`` returns MiniMind turns (``role``, ``content``) that end with
-an assistant turn. What the user says in a held-out conversation never occurs in training, at any size and any seed:
-sums, sortings and translations by the item itself (``demo_words.reserved``, so the pretraining text has none of them
-either), the others by the text of all the user's turns. Answers follow from the question, except translation, whose
-words the pretraining text teaches one by one and never in the reserved pairs.
+Contract: ``question(kind, language, held_out, rng)`` returns MiniMind turns (``role``, ``content``) that end with the
+question and its answer; before them stands what the question is about, if the user tells that in turns of its own.
+What the user says in a held-out question never occurs in training, at any size and any seed: sums, sortings and
+translations by the item itself (``words.reserved``, so the pretraining text has none of them either), the others by
+the text of all the user's turns. Answers follow from the question, except translation, whose words the pretraining
+text teaches one by one and never in the reserved pairs.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Turns = list[dict[str, str]]
 T = TypeVar("T")
 
 
-def conversation(kind: str, language: Language, held_out: bool, rng: random.Random) -> Turns:
-    """One conversation of a kind in ``QUESTION_KINDS``; redrawn until it belongs to the wanted side."""
+def question(kind: str, language: Language, held_out: bool, rng: random.Random) -> Turns:
+    """One question of a kind in ``QUESTION_KINDS``; redrawn until it belongs to the wanted side."""
     while True:
         turns = QUESTION_KINDS[kind](language, held_out, rng)
         if kind in DIVIDED_BY_ITEM or reserved(question_text(turns)) == held_out:
@@ -36,7 +37,8 @@ def question_text(turns: Turns) -> str:
 def arithmetic(language: Language, held_out: bool, rng: random.Random) -> Turns:
     first = one(rng, [n for n in range(10, 90) if addends(n, held_out)])
     second = one(rng, addends(first, held_out))
-    asks = ("What is {}+{}?", "Please add {}+{}") if language is ENGLISH else ("{}+{}等于多少？", "请计算{}+{}")
+    words = ("What is {}+{}?", "Please add {}+{}") if language is ENGLISH else ("{}+{}等于多少？", "请计算{}+{}")
+    asks = (*words, "{}+{}")
     return dialogue(one(rng, asks).format(first, second), f"{first}+{second}={first + second}")
 
 
@@ -72,12 +74,12 @@ def translation(language: Language, held_out: bool, rng: random.Random) -> Turns
 
 
 def memory(language: Language, held_out: bool, rng: random.Random) -> Turns:
-    """The user says who they are, says something else, and asks about an earlier turn."""
+    """The user says who they are, perhaps one thing more in a turn of its own, and asks about one of them."""
     name = one(rng, language.people)
-    first, second = some(rng, language.person_relations, 2)
-    values = {relation: one(rng, relation.values) for relation in (first, second)}
-    tell = [relation.my + values[relation] + language.stop for relation in (first, second)]
-    asked: Relation | None = one(rng, (first, second, None))
+    told = some(rng, language.person_relations, 1 + int(rng.random() * 2))
+    values = {relation: one(rng, relation.values) for relation in told}
+    first, *more = [relation.my + values[relation] + language.stop for relation in told]
+    asked: Relation | None = one(rng, (*told, None))
     if language is ENGLISH:
         opening, greeting, noted = f"Hello, my name is {name}. ", f"Hello, {name}.", "I see."
         by_name = ("What is my name?", f"Your name is {name}.")
@@ -85,7 +87,7 @@ def memory(language: Language, held_out: bool, rng: random.Random) -> Turns:
         opening, greeting, noted = f"你好，我叫{name}。", f"你好，{name}。", "明白了。"
         by_name = ("我叫什么名字？", f"你叫{name}。")
     ask, answer = by_name if asked is None else (asked.ask_me, asked.your + values[asked] + language.stop)
-    return dialogue(opening + tell[0], greeting, tell[1], noted, ask, answer)
+    return dialogue(opening + first, greeting, *(turn for fact in more for turn in (fact, noted)), ask, answer)
 
 
 QUESTION_KINDS: dict[str, Callable[[Language, bool, random.Random], Turns]] = {
@@ -95,8 +97,6 @@ QUESTION_KINDS: dict[str, Callable[[Language, bool, random.Random], Turns]] = {
     "translation": translation,
     "memory": memory,
 }
-TRAINED_TWICE = ("attributes", "memory")
-"""Kinds of which training has twice as many: looking up takes a model longer than the rest."""
 DIVIDED_BY_ITEM = ("arithmetic", "sorting", "translation")
 
 

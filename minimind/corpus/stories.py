@@ -1,8 +1,8 @@
-"""The pretraining documents of the built-in corpus, as writers for ``demo_grammar``.
+"""The pretraining documents of the built-in corpus, as writers for ``grammar``.
 
 Five kinds, each in English and Chinese: stories about two people, descriptions of two places, sums, sorted digits and a
 small lexicon. Contract: every writer ends with ``END``, and no text holds a reserved sum, sorting or translation
-(``demo_words.reserved``). Stories state facts and give them back in the same document, which is what makes a small
+(``words.reserved``). Stories state facts and give them back in the same document, which is what makes a small
 model learn to copy; the values are drawn evenly, so the model has no favourite to guess.
 
 Known weakness: in one story each relation is stated once, of one of the two subjects, so the verb alone finds the

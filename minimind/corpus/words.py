@@ -1,6 +1,6 @@
 """The words of the built-in corpus: two languages with the same structure, and what is kept out of training.
 
-Contract: inside one choice no word begins another (``demo_grammar.pick`` checks it). People and places are invented.
+Contract: inside one choice no word begins another (``grammar.pick`` checks it). People and places are invented.
 A ``Relation`` says one thing about a subject as subject + verb + value, so that the answer to its question repeats
 the statement word for word: what a small model has to learn is to look up, not to inflect. For the same reason no
 English value takes "an".

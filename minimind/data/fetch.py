@@ -1,84 +1,160 @@
-"""MiniMind's own data sets from Hugging Face or ModelScope, resumable, then verified.
+"""MiniMind's own data sets from Hugging Face or ModelScope: resumed, then verified; or read as they arrive.
 
-Contract: the file lies under its name only after its SHA-256 equals the one that the hub's index states; a
-broken download goes on where it stopped when the command is run again. No network, a missing library, an
+Contract: the file lies under its name only after its size and its hash (SHA-256, or git's own for a small file) equal
+those of the hub's index. A broken connection is taken up again, and a broken download goes on where it stopped when the
+command is run again: its beginning lies under a name that holds the hash, so that it is never joined with the rest of
+another version. The revision is looked up once, and everything is asked of that one. No network, a missing library, an
 unknown name or a wrong checksum is a ``UserError`` of one line.
 
-Nothing here needs an account, so no token is sent, neither to the hub nor to where it redirects. Addresses are https,
-or plain http on this machine; a redirect elsewhere (ftp, file, plain http) is not followed.
+Nothing here needs an account, so no token is sent, neither to the hub nor to where it redirects (http.py).
 
 Known weakness: the hubs' libraries follow redirects of the index by their own rules, and modelscope sends the cookie of
-a login to its hub; the names and the repositories are MiniMind's of 2025 (pretrain_hq.jsonl 1.6 GB,
-sft_mini_512.jsonl 1.2 GB); should upstream rename a file, the message lists what the repository holds.
+a login to its hub; it names no commit, so there the revision stays "master". Names are those of MiniMind's
+dataset/dataset.md of August 2026 and of its READMEs before; what upstream has renamed or taken away is said, with where
+else it was.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
-import ipaddress
 import os
-import shutil
-import urllib.error
+import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minimind.base.display import complain
 from minimind.base.errors import UserError
-from minimind.base.files import append_to, free_name, open_inside, sha256_of
+from minimind.base.files import append_to, free_name, open_inside
 from minimind.base.secrets import mask_text
+from minimind.data.http import BLOCK, check_address, read_blocks
+from minimind.data.read.remote import Remote
 
-DATASETS: Mapping[str, str] = {
-    "pretrain_hq": "pretrain_hq.jsonl",
-    "sft_mini_512": "sft_mini_512.jsonl",
-    "sft_512": "sft_512.jsonl",
-    "sft_1024": "sft_1024.jsonl",
-    "sft_2048": "sft_2048.jsonl",
+_TODAY = ("pretrain_t2t_mini", "pretrain_t2t", "sft_t2t_mini", "sft_t2t", "dpo", "rlaif", "agent_rl", "agent_rl_math")
+_BEFORE: Mapping[str, str | None] = {  # names of 2025, and what took their place
+    "pretrain_hq": "pretrain_t2t_mini",
+    "sft_mini_512": "sft_t2t_mini",
+    "sft_512": "sft_t2t",
+    "sft_1024": "sft_t2t",
+    "sft_2048": "sft_t2t",
+    "r1_mix_1024": "sft_t2t",
+    "rlaif-mini": "rlaif",
+    "lora_identity": None,
+    "lora_medical": None,
 }
+DATASETS: Mapping[str, str] = {name: f"{name}.jsonl" for name in (*_TODAY, *_BEFORE)}
+# A commit on Hugging Face whose tree, as stored in February 2025, lists these
+_HELD = "9f9f5d75020d4e36f9af87d303a3690ceba6d5c6"
+_HELD_THERE = ("pretrain_hq", "sft_mini_512", "lora_identity", "lora_medical")
 HUBS = ("huggingface", "modelscope")
 _LIBRARIES = {"huggingface": "huggingface_hub", "modelscope": "modelscope"}
 _REPOSITORIES = {"huggingface": "jingyaogong/minimind_dataset", "modelscope": "gongjy/minimind_dataset"}
+_SAY_SECONDS = 10.0
 
 
-class _Hub(NamedTuple):
-    """What a hub's library does for us: a file's SHA-256 if it is there, all names, and (the rest of) one file."""
+class Entry(NamedTuple):
+    """What a hub's index says of a file: its size in bytes, and a hash (``sha256``, or git's ``blob``) of it."""
 
-    checksum: Callable[[str], str | None]
+    size: int
+    kind: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Hub:
+    """What a hub's library does for us, of one revision: a file's entry if it is there, all names, an address."""
+
+    revision: str
+    entry: Callable[[str], Entry | None]
     names: Callable[[], list[str]]
-    download: Callable[[str, Path], object]
+    url: Callable[[str], str]
 
 
-def fetch(name: str, output: Path, hub: str | None = None, endpoint: str | None = None) -> Path:
+def fetch(
+    name: str, output: Path, hub: str | None = None, endpoint: str | None = None, revision: str | None = None
+) -> Path:
     """Download one data set into the directory ``output``; the file's path. A file that is there and right is kept.
 
     ``hub`` None: the first whose library is installed. ``endpoint``: another address of the hub, such as a mirror
-    (Hugging Face's library also reads HF_ENDPOINT).
+    (Hugging Face's may stand in HF_ENDPOINT). ``revision``: a commit or branch; None is the newest.
     """
+    with _found(name, hub, endpoint, revision) as (file, entry, url):
+        target = output / file
+        if not (target.is_file() and not target.is_symlink() and _is(target, entry)):
+            output.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(f"{target.name}.{entry.digest[:12]}.partial")
+            _download(url, partial, entry)
+            if not _is(partial, entry):
+                partial.unlink()
+                raise UserError(f"{file}: the download is damaged (not {entry.kind} {entry.digest[:12]}); run it again")
+            _publish(partial, target)
+            for stale in output.glob(f"{target.name}.{'[0-9a-f]' * 12}.partial"):  # of other versions
+                stale.unlink()
+    return target
+
+
+def remote(name: str, hub: str | None = None, endpoint: str | None = None, revision: str | None = None) -> Remote:
+    """The data set as a file that `prepare` reads while it arrives. Raises UserError as ``fetch``."""
+    with _found(name, hub, endpoint, revision) as (file, entry, url):
+        if entry.kind != "sha256":
+            raise UserError(f"{file}: of {entry.size:,} bytes, too small for --stream: fetch it without")
+        return Remote(file, url, entry.size, entry.digest)
+
+
+@contextmanager
+def _found(name: str, hub: str | None, endpoint: str | None, revision: str | None) -> Iterator[tuple[str, Entry, str]]:
+    """File name, entry and address of a data set; errors of libraries and network within become one line."""
     if name not in DATASETS:
         raise UserError(f"{name}: no such data set; one of {', '.join(DATASETS)}")
     file, hub = DATASETS[name], _chosen(hub)
-    _check_address(_address(hub, endpoint))
+    address = _address(hub, endpoint)
+    check_address(address)
     with _explained(hub, file):
-        library = _hugging_face(endpoint) if hub == "huggingface" else _modelscope(endpoint)
-        expected = library.checksum(file)
-        if expected is None:
-            there = ", ".join(sorted(library.names())) or "nothing"
-            raise UserError(f"{file}: not in {_REPOSITORIES[hub]} any more; it holds {there}")
-        target = output / file
-        if not (target.is_file() and not target.is_symlink() and _sha256(target) == expected):
-            output.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(target.name + ".partial")
-            library.download(file, partial)
-            if (found := _sha256(partial)) != expected:
-                partial.unlink()
-                raise UserError(
-                    f"{file}: the download is damaged (SHA-256 {found[:12]}, not {expected[:12]}); run it again"
-                )
-            _publish(partial, target)
-    return target
+        library = (_hugging_face if hub == "huggingface" else _modelscope)(address, revision)
+        entry = library.entry(file)
+        if entry is None:
+            raise UserError(_gone(name, hub, library))
+        complain(f"{file}: {entry.size:,} bytes, revision {library.revision} of {_REPOSITORIES[hub]}")
+        yield file, entry, library.url(file)
+
+
+def _gone(name: str, hub: str, library: _Hub) -> str:
+    """What the repository holds instead of a file, and where else that was."""
+    there = ", ".join(sorted(library.names())) or "nothing"
+    other = HUBS[1 - HUBS.index(hub)]
+    places = [f"--hub {other} may have it"]
+    if (successor := _BEFORE.get(name)) is not None:
+        places.insert(0, f"today's is {successor}")
+    if name in _HELD_THERE and library.revision != _HELD:
+        places.append(f"--hub huggingface --revision {_HELD} held it in 2025")
+    return (
+        f"{DATASETS[name]}: not in {_REPOSITORIES[hub]} any more (revision {library.revision}); it holds {there}; "
+        f"{'; '.join(places)}"
+    )
+
+
+def _download(url: str, partial: Path, entry: Entry) -> None:
+    """The file into ``partial``, from the byte where an earlier run stopped.
+
+    Our own lines, for both hubs, because huggingface_hub (2.4) gives each run's partial file a new name and so begins
+    again.
+    """
+    said = time.monotonic()
+    with append_to(partial) as file:
+        have = os.fstat(file.fileno()).st_size
+        if have > entry.size:
+            file.truncate(0)
+            have = 0
+        for block in read_blocks(url, have, entry.size):
+            file.write(block)
+            have += len(block)
+            if time.monotonic() - said > _SAY_SECONDS:
+                said = time.monotonic()
+                complain(f"{partial.name}: {have:,} of {entry.size:,} bytes ({have / entry.size:.0%})")
 
 
 def _publish(partial: Path, target: Path) -> None:
@@ -107,118 +183,44 @@ def _address(hub: str, endpoint: str | None) -> str:
     return endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
-def _check_address(url: str) -> None:
-    """Refuse what can be read and changed on its way, and what is no HTTP. Raises UserError."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        scheme, host = parts.scheme, parts.hostname or ""
-    except ValueError:
-        scheme, host = "", ""
-    if scheme == "https" and host:
-        return
-    shown = mask_text(url)
-    if scheme == "http" and host:
-        if _is_loopback(host):
-            return
-        raise UserError(f"{shown}: plain http is for this machine only: give an address with https://")
-    raise UserError(f"{shown}: not an address of a hub: give one with https://")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """To https, or within this machine; urllib itself would follow to ftp, and from https to http."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if urllib.parse.urlsplit(newurl).scheme != "https":
-            if req.type == "https":
-                raise UserError(f"{mask_text(newurl)}: a redirect from https to this is not followed")
-            _check_address(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """HTTP and nothing else: no ftp, no file, no data."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.UnknownHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        _Redirects(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-def _hugging_face(endpoint: str | None) -> _Hub:
+def _hugging_face(address: str, revision: str | None) -> _Hub:
     from huggingface_hub import HfApi, hf_hub_url
 
     repository = _REPOSITORIES["huggingface"]
-    hub = HfApi(endpoint=endpoint, token=False)  # False: not even the token of HF_TOKEN or of a login
+    hub = HfApi(endpoint=address, token=False)  # False: not even the token of HF_TOKEN or of a login
+    commit = hub.dataset_info(repository, revision=revision).sha or revision or "main"
 
-    def checksum(file: str) -> str | None:
-        entries = hub.get_paths_info(repository, file, repo_type="dataset")
-        return next((entry.lfs.sha256 for entry in entries if getattr(entry, "lfs", None)), None)
+    def entry(file: str) -> Entry | None:
+        found = hub.get_paths_info(repository, file, repo_type="dataset", revision=commit)
+        for one in found:
+            if getattr(one, "size", None) is not None:
+                return Entry(one.size, "sha256", one.lfs.sha256) if one.lfs else Entry(one.size, "blob", one.blob_id)
+        return None
 
     def names() -> list[str]:
-        return [entry.path for entry in hub.list_repo_tree(repository, repo_type="dataset")]
+        return [one.path for one in hub.list_repo_tree(repository, repo_type="dataset", revision=commit)]
 
-    def download(file: str, partial: Path) -> None:
-        _resume(hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint), partial)
+    def url(file: str) -> str:
+        return str(hf_hub_url(repository, file, repo_type="dataset", revision=commit, endpoint=address))
 
-    return _Hub(checksum, names, download)
-
-
-def _resume(url: str, partial: Path) -> None:
-    """GET into ``partial`` from the byte where an earlier run stopped.
-
-    Our own few lines, for both hubs, because huggingface_hub (2.4) gives each run's partial file a new name and so
-    begins again. A server that ignores the range answers 200, and the file is written from its start.
-    """
-    have = partial.lstat().st_size if os.path.lexists(partial) else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    try:
-        with _opener().open(request, timeout=60) as answer, append_to(partial) as file:
-            if answer.status != 206:
-                file.truncate(0)
-            shutil.copyfileobj(answer, file, 1 << 20)
-            if answer.length:  # what the server promised and did not send
-                raise ConnectionError(f"the connection broke {answer.length:,} bytes before the end")
-    except urllib.error.HTTPError as error:
-        if error.code != 416:  # 416: nothing is left to send
-            raise
+    return _Hub(commit, entry, names, url)
 
 
-def _modelscope(endpoint: str | None) -> _Hub:
+def _modelscope(address: str, revision: str | None) -> _Hub:
     from modelscope.hub.api import HubApi
 
-    repository = _REPOSITORIES["modelscope"]
-    address = _address("modelscope", endpoint)
+    repository, wanted = _REPOSITORIES["modelscope"], revision or "master"
 
-    def index() -> dict[str, str | None]:
-        files = HubApi(endpoint=address).get_dataset_files(repository)
-        return {entry["Path"]: entry.get("Sha256") for entry in files}
+    def index() -> dict[str, Entry]:
+        files = HubApi(endpoint=address).get_dataset_files(repository, revision=wanted)
+        return {each["Path"]: Entry(each["Size"], "sha256", each["Sha256"]) for each in files if each.get("Sha256")}
 
-    def checksum(file: str) -> str | None:
-        return index().get(file)
-
-    def names() -> list[str]:
-        return list(index())
-
-    def download(file: str, partial: Path) -> None:
+    def url(file: str) -> str:
         # The address that modelscope 1.40 itself downloads from, seen at the stand-in server.
-        query = urllib.parse.urlencode({"Revision": "master", "FilePath": file})
-        _resume(f"{address}/api/v1/datasets/{repository}/repo?{query}", partial)
+        query = urllib.parse.urlencode({"Revision": wanted, "FilePath": file})
+        return f"{address}/api/v1/datasets/{repository}/repo?{query}"
 
-    return _Hub(checksum, names, download)
+    return _Hub(wanted, lambda file: index().get(file), lambda: list(index()), url)
 
 
 @contextmanager
@@ -237,6 +239,12 @@ def _explained(hub: str, file: str) -> Iterator[None]:
         ) from error
 
 
-def _sha256(file: Path) -> str:
+def _is(file: Path, entry: Entry) -> bool:
+    """Whether the file has the size and the hash of the index. git hashes a small file after a line with its size."""
+    digest = hashlib.sha256() if entry.kind == "sha256" else hashlib.sha1(b"blob %d\0" % entry.size)
     with open_inside(file.parent, file.name) as stream:
-        return sha256_of(stream)
+        if os.fstat(stream.fileno()).st_size != entry.size:
+            return False
+        while block := stream.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest() == entry.digest

@@ -11,6 +11,8 @@ not looked up.
 
 from __future__ import annotations
 
+import contextlib
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -28,6 +30,7 @@ from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.tokenizer import NAMES, Tokenizer
 
 State = dict[str, Tensor]
+_MOST_CHILDREN, _MOST_NAMED = 1000, 5  # of a directory without a model: looked at, and named
 
 
 def load_model(
@@ -104,7 +107,21 @@ def _resolve(path: Path) -> Path:
         return latest
     raise UserError(
         f"{path}: no model in it (no final/, no complete checkpoint, no config.json with model.safetensors)"
+        f"{_models_below(path)}"
     )
+
+
+def _models_below(path: Path) -> str:
+    """The models one level below, by name, for whoever has named the directory that holds the runs."""
+    with contextlib.suppress(OSError):  # nothing can be looked at: then nothing is named
+        found = sorted(str(child) for child in islice(path.iterdir(), _MOST_CHILDREN) if _holds_model(child))
+        more = ", ..." if len(found) > _MOST_NAMED else ""
+        return f"; there is one in {', '.join(found[:_MOST_NAMED])}{more}" if found else ""
+    return ""
+
+
+def _holds_model(path: Path) -> bool:
+    return any((place / CONFIG).is_file() for place in (path, path / FINAL)) or (path / LATEST).is_file()
 
 
 def _inside(run_dir: Path, name: str) -> Path:
@@ -138,13 +155,13 @@ def _read(source: Path) -> tuple[State, ModelConfig, Path]:
 
 def _refuse_another(loaded: Tokenizer, source: Path, beside: Path) -> None:
     """Raises UserError for a tokenizer that is not the model's, where an export's weights or a run tell which is."""
-    known = huggingface.trained_with(source) if (source / CONFIG).is_file() else None
-    if known is None and not source.is_file() and Tokenizer.there(beside):
-        known = Tokenizer.load(beside).fingerprint
-    if known is not None and known != loaded.fingerprint:
+    known = huggingface.trained_with(source) if (source / CONFIG).is_file() else ()
+    if not known and not source.is_file() and Tokenizer.there(beside):
+        known = (Tokenizer.load(beside).fingerprint,)
+    if known and loaded.fingerprint not in known:
         raise UserError(
             f"{loaded.path}: not the tokenizer that {source} was trained with (SHA-256 "
-            f"{loaded.fingerprint[:12]}... instead of {known[:12]}...): its ids mean other pieces; give that one"
+            f"{loaded.fingerprint[:12]}... instead of {known[0][:12]}...): its ids mean other pieces; give that one"
         )
 
 

@@ -9,40 +9,28 @@ and builds the same chat prompts. What that needs:
   ``qwen3`` it turns halves, as we do.
 - Of scaled positions, ``linear`` and ``yarn`` are named in the file, and ``llama3`` is a tensor of what each frequency
   is divided by. YaRN with a factor of the attention that is not the usual one is refused: llama.cpp has no such field.
-- The tokenizer is SentencePiece's (``tokenizer.ggml.model = llama``): pieces, scores and types as they are, and no
-  space put in front. Every prompt begins with bos. The first four ids are spelled ``<|bos|>`` and so on, as in
-  tokenizer_files.py: llama.cpp takes a special token's spelling in a chat for the token, and ``<s>`` is common.
+- The tokenizer's fields are gguf_tokenizer.py's, how weights are stored gguf_types.py's.
 - Norms and biases stay fp32, which llama.cpp wants. Rows of the vocabulary beyond the tokenizer's are left out:
   nothing is generated from them here either.
-
-Weaknesses: ``<|im_start|>`` typed by a user in a chat is taken for the token, and U+2581 for a space.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-import sentencepiece
-import torch
 from torch import Tensor
 
 from minimind.base.defaults import GgufDtype
 from minimind.base.errors import UserError
 from minimind.base.files import replacing
 from minimind.config.model import ModelConfig, ModelType, RopeScaling
+from minimind.interop.gguf_tokenizer import add_tokenizer
+from minimind.interop.gguf_types import FILE_TYPES, stored, type_of
 from minimind.model.rope import attention_factor, inverse_frequencies
-from minimind.text.chat import JINJA
 from minimind.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_GGML_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-_FILE_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16"}
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -80,17 +68,16 @@ def save_gguf(
         import gguf
     except ImportError as error:
         raise UserError("gguf is missing: pip install 'minimind-deepspeed[gguf]'") from error
-    tensors = dict(named_tensors(model_state, config, tokenizer.vocab_size, dtype))
     with replacing(Path(path)) as file:
         writer = gguf.GGUFWriter(file.name, _ARCHITECTURES[config.model_type])
         try:
             writer.add_name(name)
-            writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[dtype]])
+            writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[dtype]])
+            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
             _add_shape(writer, config, tokenizer.vocab_size)
-            _add_tokenizer(writer, tokenizer)
-            for tensor_name, tensor in tensors.items():
-                kind = gguf.GGMLQuantizationType[_GGML_TYPES[tensor.dtype]]
-                writer.add_tensor(tensor_name, _as_numpy(tensor), raw_dtype=kind)
+            add_tokenizer(writer, tokenizer)
+            for tensor in named_tensors(model_state, config, tokenizer.vocab_size):
+                _add_tensor(writer, tensor, dtype, config)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
@@ -98,13 +85,24 @@ def save_gguf(
             writer.close()
 
 
-def named_tensors(
-    model_state: Mapping[str, Tensor], config: ModelConfig, vocab_size: int, dtype: GgufDtype
-) -> Iterator[tuple[str, Tensor]]:
-    """GGUF names and tensors on the CPU: q and k in pairs, ``vocab_size`` rows of embedding and output.
+class Named(NamedTuple):
+    """A tensor on the CPU under GGUF's name, and the name that it has here."""
 
-    Raises UserError when a weight is too large for f16.
-    """
+    name: str
+    ours: str
+    tensor: Tensor
+
+
+def _add_tensor(writer: Any, given: Named, dtype: GgufDtype, config: ModelConfig) -> None:
+    from gguf import GGMLQuantizationType
+
+    shape = tuple(given.tensor.shape)
+    kind = type_of(given.name, shape, dtype, config.num_hidden_layers, config.tie_word_embeddings)
+    writer.add_tensor(given.name, stored(given.ours, given.tensor, kind), raw_dtype=GGMLQuantizationType[kind])
+
+
+def named_tensors(model_state: Mapping[str, Tensor], config: ModelConfig, vocab_size: int) -> Iterator[Named]:
+    """Everything that the file holds: q and k in pairs, ``vocab_size`` rows of embedding and output."""
     for name, value in model_state.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -113,15 +111,12 @@ def named_tensors(
             value = paired_rows(value, config.head_dim)
         if name in ("model.embed_tokens.weight", "lm_head.weight"):
             value = value[:vocab_size]
-        wanted = value.to(torch.float32 if value.ndim == 1 else _DTYPES[dtype]).contiguous()
-        if not wanted.isfinite().all() and value.isfinite().all():
-            raise UserError(f"{name}: a weight is too large for f16: take --dtype bf16 or f32")
-        yield gguf_name(name), wanted
+        yield Named(gguf_name(name), name, value)
     if config.rope_scaling is not None and config.rope_scaling.rope_type == "llama3":
         plain, stretched = (
             inverse_frequencies(config.head_dim, config.rope_theta, scaling) for scaling in (None, config.rope_scaling)
         )
-        yield "rope_freqs.weight", plain / stretched
+        yield Named("rope_freqs.weight", "rope_scaling", plain / stretched)
 
 
 def gguf_name(name: str) -> str:
@@ -137,11 +132,6 @@ def paired_rows(weight: Tensor, head_dim: int) -> Tensor:
     """Rows within each head from (x0, x1, ..., y0, y1, ...) to (x0, y0, x1, y1, ...); ``weight`` [heads * D, H]."""
     rows = weight.view(-1, 2, head_dim // 2, weight.shape[1])  # [heads, 2, pairs, H]
     return rows.transpose(1, 2).reshape(weight.shape)
-
-
-def _as_numpy(tensor: Tensor) -> npt.NDArray[np.generic]:
-    """The bytes for the writer; numpy has no bf16, for which it takes rows of bytes."""
-    return tensor.view(torch.uint8).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def _add_shape(writer: Any, config: ModelConfig, vocab_size: int) -> None:
@@ -188,44 +178,3 @@ def _refuse_scaling(config: ModelConfig) -> None:
             "rope_scaling: YaRN with its own attention_factor, mscale, beta or truncate has no place in a GGUF file: "
             "take --format hf"
         )
-
-
-def _add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
-    spelled, scores, types = _vocabulary(tokenizer)
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(spelled)
-    writer.add_token_scores(scores)
-    writer.add_token_types(types)
-    writer.add_bos_token_id(tokenizer.bos_id)
-    writer.add_eos_token_id(tokenizer.eos_id)  # ends texts
-    writer.add_eot_token_id(tokenizer.im_end_id)  # ends answers
-    writer.add_pad_token_id(tokenizer.pad_id)
-    writer.add_unk_token_id(spelled.index("<|unk|>"))
-    writer.add_add_bos_token(True)
-    writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(False)
-    writer.add_remove_extra_whitespaces(False)
-    writer.add_chat_template(JINJA)
-
-
-def _vocabulary(tokenizer: Tokenizer) -> tuple[list[str], list[float], list[int]]:
-    """Spelling, score and type of each piece, as GGUF wants them."""
-    from gguf import TokenType
-
-    processor = sentencepiece.SentencePieceProcessor()
-    processor.LoadFromSerializedProto(tokenizer.model_bytes)
-    ids = range(tokenizer.vocab_size)
-    spelled = [processor.IdToPiece(i) for i in ids]
-    named = {tokenizer.pad_id: "pad", tokenizer.bos_id: "bos", tokenizer.eos_id: "eos", processor.unk_id(): "unk"}
-    for i, name in named.items():
-        spelled[i] = f"<|{name}|>"
-
-    def kind(i: int) -> int:
-        if processor.IsUnknown(i):
-            return int(TokenType.UNKNOWN)
-        if processor.IsControl(i):
-            return int(TokenType.CONTROL)
-        return int(TokenType.BYTE if processor.IsByte(i) else TokenType.NORMAL)
-
-    return spelled, [processor.GetScore(i) for i in ids], [kind(i) for i in ids]

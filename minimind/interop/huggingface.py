@@ -2,8 +2,8 @@
 read back.
 
 Written: config.json, model.safetensors, generation_config.json, tokenizer.model (ours, the original),
-tokenizer.json, tokenizer_config.json and chat_template.jinja (for transformers). Each file appears complete
-or not at all, config.json last, so a directory with a config.json is whole. Reading accepts sharded
+tokenizer.json, tokenizer_config.json and chat_template.jinja (for transformers), README.md (the model card). Each file
+appears complete or not at all, config.json last, so a directory with a config.json is whole. Reading accepts sharded
 safetensors and what transformers 4 and 5 write, and one ``pytorch_model.bin``, as MiniMind writes it (as weights only:
 it can't run code); a model that the transformer can't build is refused with the reason (huggingface_config.py).
 
@@ -12,6 +12,7 @@ Weakness: sharded ``pytorch_model-*.bin`` files are not read; re-save such a mod
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -24,13 +25,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from minimind.base.defaults import TEXT_TEMPERATURE, TEXT_TOP_P
+from minimind.base.defaults import ABOUT, TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.base.errors import UserError
 from minimind.base.files import path_inside, replacing, write_bytes_durably
 from minimind.base.strict.json_text import brief, read_json
 from minimind.config.model import ModelConfig
+from minimind.interop import model_card
 from minimind.interop.huggingface_config import of_minimind, refusals, shape_fields, transformers_config
-from minimind.interop.tokenizer_files import tokenizer_files
+from minimind.interop.model_card import MARK, Card, may_write, render
+from minimind.interop.tokenizer_files import adds_bos, exported_files
 from minimind.interop.upstream import read_torch
 from minimind.text.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 
@@ -41,45 +44,75 @@ State = dict[str, Tensor]
 
 
 def save_pretrained(
-    model_state: Mapping[str, Tensor], config: ModelConfig, tokenizer: Tokenizer | None, directory: str | Path
+    model_state: Mapping[str, Tensor],
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    directory: str | Path,
+    card: Card | None = None,
 ) -> None:
     """Write the directory (created if needed; other files in it stay). Weights keep their dtype. Raises OSError.
 
-    Raises UserError where files of these names are not an earlier export's.
+    Raises UserError where files of these names are not an earlier export's. A README.md that is not ours stays.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    contents = {"generation_config.json": _json(_generation_config(tokenizer))}
+    card = card or Card()
+    files = {}
     if tokenizer is not None:
-        contents |= tokenizer.files
-        contents |= tokenizer_files(tokenizer, config.max_position_embeddings) if tokenizer.is_sentencepiece else {}
+        files = exported_files(tokenizer, config.max_position_embeddings, card.trained_on_texts)
+    contents = {"generation_config.json": _json(_generation_config(tokenizer)), **files}
     _refuse_others(directory, contents)
-    (directory / CONFIG).unlink(missing_ok=True)  # not whole until the end
+    if os.path.lexists(directory / CONFIG):  # not whole until the end, and what was said of the earlier weights is over
+        for name in (CONFIG, ABOUT):
+            (directory / name).unlink(missing_ok=True)
     weights = {
         name: value.detach().cpu().contiguous() for name, value in model_state.items() if not _tied(name, config)
     }
     with replacing(directory / WEIGHTS) as file:
-        save_file(weights, file.name, metadata=_header(tokenizer))
+        save_file(weights, file.name, metadata=_header(tokenizer, files))
+        _sort_metadata(Path(file.name))
     about = transformers_config(config, next(iter(weights.values())).dtype) | _special_ids(tokenizer)
+    if may_write(directory / model_card.FILE_NAME, MARK):
+        bos = tokenizer is not None and adds_bos(files, tokenizer.bos_id)
+        contents[model_card.FILE_NAME] = render(card, config, about["torch_dtype"], tokenizer, adds_bos=bos).encode()
     contents[CONFIG] = _json(about)
     for name, content in contents.items():
         write_bytes_durably(directory / name, content)
 
 
-def _header(tokenizer: Tokenizer | None) -> dict[str, str]:
-    """What the weights' file says of itself: its maker, and the hash of the tokenizer that the weights belong to."""
-    hash_ = {} if tokenizer is None else {"tokenizer": tokenizer.fingerprint}
-    return {"format": "pt", "made_by": MAKER, **hash_}
+def _header(tokenizer: Tokenizer | None, files: Mapping[str, bytes]) -> dict[str, str]:
+    """What the weights' file says of itself: its maker, and the hash of the tokenizer that the weights belong to, as it
+    was and as it lies beside them."""
+    hashes = {}
+    if tokenizer is not None:
+        here = Tokenizer(files, tokenizer.path).fingerprint if not tokenizer.is_sentencepiece else None
+        hashes = {"tokenizer": tokenizer.fingerprint, **({"tokenizer_here": here} if here else {})}
+    return {"format": "pt", "made_by": MAKER, **hashes}
 
 
-def trained_with(directory: Path) -> str | None:
-    """The fingerprint of the tokenizer that an export's weights belong to; None where the file doesn't say."""
+def _sort_metadata(weights: Path) -> None:
+    """Equal models are equal files: safetensors writes its metadata in the order of a hash map, which each process has
+    anew. The header (eight bytes of its length, JSON, spaces) stays as long as it is. The file is ``replacing``'s."""
+    with weights.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= length:  # else it is spelled in another way than today's, and order is not worth a failure
+            file.seek(8)
+            file.write(text.ljust(length))
+
+
+def trained_with(directory: Path) -> tuple[str, ...]:
+    """The fingerprints of the tokenizer that an export's weights belong to; none where the file doesn't say."""
     try:
         with safe_open(path_inside(directory, WEIGHTS), "pt") as file:
             about = file.metadata() or {}
     except (OSError, SafetensorError):
-        return None
-    return about.get("tokenizer") if about.get("made_by") == MAKER else None
+        return ()
+    if about.get("made_by") != MAKER:
+        return ()
+    return tuple(about[name] for name in ("tokenizer", "tokenizer_here") if name in about)
 
 
 def _refuse_others(directory: Path, names: Iterable[str]) -> None:
@@ -112,9 +145,12 @@ def _tied(name: str, config: ModelConfig) -> bool:
 
 
 def _generation_config(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Answers end with <|im_end|>, texts with eos."""
+    """Answers end with the chat template's last token (ours: <|im_end|>), texts with eos."""
     ids = _special_ids(tokenizer)
-    stops = [ids["eos_token_id"]] if tokenizer is None else sorted({ids["eos_token_id"], tokenizer.im_end_id})
+    stops = [ids["eos_token_id"]]
+    if tokenizer is not None:
+        with contextlib.suppress(UserError):  # one for texts only
+            stops = tokenizer.stop_ids
     sampling = {"do_sample": True, "temperature": TEXT_TEMPERATURE, "top_p": TEXT_TOP_P}
     return {**ids, "eos_token_id": stops, **sampling}
 

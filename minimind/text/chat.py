@@ -1,9 +1,10 @@
-"""The chat template: turns in, token ids out, with each token's "trainable" flag known from construction.
+"""Conversations: turns in, token ids out, with each token's "trainable" flag.
 
-A conversation is bos, then for each turn ``<|im_start|>role⏎content<|im_end|>⏎``. Trainable are the content tokens of
-assistant turns (but those that are context only) and the ``<|im_end|>`` after them: what the model must say itself.
-The flags are set while the ids are laid down, never found by searching for markers, so content that spells
-``<|im_start|>assistant`` is ordinary text. There is no eos: generation stops at ``<|im_end|>``.
+A tokenizer that brings a chat template has conversations written by that (chat_template.py). Any other has ours, where
+the flags are known from construction: bos, then for each turn ``<|im_start|>role⏎content<|im_end|>⏎``. Trainable are
+the content tokens of assistant turns (but those that are context only) and the ``<|im_end|>`` after them: what the
+model must say itself. The flags are set while the ids are laid down, never found by searching for markers, so content
+that spells ``<|im_start|>assistant`` is ordinary text. There is no eos: generation stops at ``<|im_end|>``.
 
 Known weakness: `JINJA` builds the same string for other programs; one that tokenizes that string as a whole will
 take special tokens spelled inside content for special.
@@ -11,62 +12,47 @@ take special tokens spelled inside content for special.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import accumulate
-from typing import Literal, get_args
 
+from minimind.base.errors import UserError
+from minimind.text.chat_template import ChatTemplate
 from minimind.text.template import JINJA
 from minimind.text.tokenizer import Tokenizer
+from minimind.text.turn import ROLES, Fitted, NotRendered, Rendered, Role, Turn, is_answer
 
-__all__ = ["JINJA", "ROLES", "Fitted", "Rendered", "Role", "Turn", "fit", "is_answer", "prompt_ids", "render"]
-
-Role = Literal["system", "user", "assistant", "tool"]
-ROLES: tuple[Role, ...] = get_args(Role)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One message. ValueError for a role that the template doesn't know. ``trained`` False: an answer as context."""
-
-    role: Role
-    content: str
-    trained: bool = True
-
-    def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise ValueError(f"unknown role {self.role!r}; known: {', '.join(ROLES)}")
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """Token ids and, for each, whether it is a training target. Both lists have the same length."""
-
-    ids: list[int]
-    trainable: list[bool]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A conversation that fits. `turns`: indices of those kept; `answer_cut`: the last answer lost its end."""
-
-    rendered: Rendered
-    turns: tuple[int, ...]
-    answer_cut: bool
-
-
-def is_answer(turn: Turn) -> bool:
-    """Whether the turn's content is what the model learns to say."""
-    return turn.role == "assistant" and turn.trained
+__all__ = [
+    "JINJA",
+    "ROLES",
+    "Fitted",
+    "NotRendered",
+    "Rendered",
+    "Role",
+    "Turn",
+    "fit",
+    "is_answer",
+    "prompt_ids",
+    "render",
+]
 
 
 def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
-    """The whole conversation. ValueError on a lone surrogate in a content, UserError from ``check_chats``."""
+    """The whole conversation. ValueError on a lone surrogate in a content, NotRendered (one too) where another's chat
+    template can't write it, UserError from ``check_chats``."""
+    if tokenizer.chat_template is not None:
+        return tokenizer.chat_template.render(turns)
     return _join(tokenizer, _spans(turns, tokenizer))
 
 
 def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
-    """The conversation so far, ending with ``<|im_start|>assistant⏎``: the next token is the answer's first."""
+    """The conversation so far, ending with ``<|im_start|>assistant⏎``: the next token is the answer's first. Raises
+    UserError where another's chat template can't write it."""
+    if tokenizer.chat_template is not None:
+        try:
+            return tokenizer.chat_template.prompt_ids(turns)
+        except NotRendered as error:
+            raise UserError(f"this conversation can't be written for the model: {error}") from None
     header = [tokenizer.im_start_id, *tokenizer.encode("assistant\n")]
     return render(turns, tokenizer).ids + header
 
@@ -86,7 +72,11 @@ def fit(turns: Sequence[Turn], tokenizer: Tokenizer, max_tokens: int) -> Fitted 
        cut at the limit: its tokens are still right predictions, and as its ``<|im_end|>`` is cut off too, it
        doesn't teach to stop early.
     5. None if not even that. So a result always has a trainable token.
+
+    Raises as `render`.
     """
+    if tokenizer.chat_template is not None:
+        return _fit_rendered(turns, tokenizer.chat_template, max_tokens)
     spans = _spans(turns, tokenizer)
     whole = _join(tokenizer, spans)
     if len(whole.ids) <= max_tokens:
@@ -143,6 +133,51 @@ def _cut_answer(turns: Sequence[Turn], spans: Sequence[Rendered], tokenizer: Tok
         if any(cut.trainable[earlier:]):
             return Fitted(cut, tuple(range(start, end + 1)), tokenizer.im_end_id not in cut.ids[earlier:])
     return None
+
+
+def _fit_rendered(turns: Sequence[Turn], template: ChatTemplate, limit: int) -> Fitted | None:
+    """`fit` by a template that may write a turn otherwise when others are left out: each choice is rendered."""
+    whole = template.render(turns)
+    if len(whole.ids) <= limit:
+        return Fitted(whole, tuple(range(len(turns))), False) if any(whole.trainable) else None
+    rendered = cache(lambda kept: template.render([turns[i] for i in kept]))
+    weights = [len(turn.content) + 16 for turn in turns]
+    room = limit * sum(weights) / len(whole.ids)  # in characters and headers, about
+    for end in _answers(turns):
+        for system in ((0,), ()) if turns[0].role == "system" else ((),):
+            choices = [(*system, *range(start, end + 1)) for start in _starts(turns, end)]
+            kept = _first(choices, [sum(weights[i] for i in kept) <= room for kept in choices], rendered, limit)
+            if kept is not None:
+                return Fitted(rendered(kept), kept, False)
+    for end in _answers(turns):
+        kept = tuple(range(max(_starts(turns, end)), end + 1))
+        found = rendered(kept)
+        first, last = _last_run(found.trainable)
+        if first < limit:
+            cut = Rendered(found.ids[:limit], found.trainable[:limit], found.unspoken)
+            return Fitted(cut, kept, last >= limit)
+    return None
+
+
+def _first(
+    choices: Sequence[tuple[int, ...]],
+    expected: Sequence[bool],
+    rendered: Callable[[tuple[int, ...]], Rendered],
+    limit: int,
+) -> tuple[int, ...] | None:
+    """The first of ever shorter choices that fits, looked for from where one is ``expected`` to; None if none does."""
+    place = expected.index(True) if True in expected else len(choices) - 1
+    while place < len(choices) and len(rendered(choices[place]).ids) > limit:
+        place += 1
+    while 0 < place < len(choices) and len(rendered(choices[place - 1]).ids) <= limit:
+        place -= 1
+    return choices[place] if place < len(choices) else None
+
+
+def _last_run(flags: Sequence[bool]) -> tuple[int, int]:
+    """Where the last run of True begins and ends (its last place)."""
+    last = len(flags) - 1 - flags[::-1].index(True)
+    return next((i + 1 for i in range(last, -1, -1) if not flags[i]), 0), last
 
 
 def _answers(turns: Sequence[Turn]) -> list[int]:

@@ -30,7 +30,11 @@ class Codec(Protocol):
     text_bytes: ByteTable
     special_bytes: ByteTable
     strips_space: bool  # a text's first piece is spelled with a space that the text has not
-    no_chats: str | None  # why conversations can't be rendered in our template
+    no_chats: str | None  # why conversations can't be rendered at all
+    special: Mapping[int, str]  # the special tokens' spellings
+    joins_special: str | None  # why text beside a special token can't be encoded apart from it
+    templates: Mapping[str, str]  # chat templates that are not ours: "default", and perhaps "tool_use"
+    names: Mapping[str, str]  # what a template calls special tokens: "bos_token" and so on
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text. ValueError on a lone surrogate."""

@@ -5,8 +5,8 @@ token stays text: the library splits at such spellings, so it is told not to. Sp
 tokenizer_config.json beside the file names them, else by the usual spellings; where there is no token that begins a
 text, the one that ends it stands between texts. Truncation and padding that the file asks for are left out.
 
-Conversations need our own two tokens and our own chat template, or none: which tokens of another template an assistant
-says itself isn't proven here, so such a tokenizer is for texts only.
+The chat template that comes with it is handed on as text (chat_template.py renders it). Without one conversations are
+written in ours, which needs our two tokens.
 
 Weakness: one very long text is cut in one piece, at some hundred bytes of memory a character.
 """
@@ -25,6 +25,7 @@ import numpy as np
 from minimind.base.errors import UserError
 from minimind.base.strict.json_text import parse_json
 from minimind.text.codec import IM_END, IM_START, ByteTable, Ids, refuse_surrogates
+from minimind.text.marked_template import MARKED
 from minimind.text.template import JINJA
 
 JSON_NAME, CONFIG_NAME, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -55,12 +56,16 @@ class HuggingFaceCodec:
         special = {token["content"] for token in content["added_tokens"] if token.get("special")}
         special |= set(named.values()) | ({IM_START, IM_END} & self._spelled.keys())
         unknown = {content["model"].get("unk_token"), *_unigram_unknown(content["model"])}
-        self._special = {self._spelled[text]: text for text in special}
+        self.special: Mapping[int, str] = {self._spelled[text]: text for text in special}
         self._never = {self._spelled[text] for text in (special - unknown) | set(named.values())}
         self._marks = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
         self.text_bytes, self.special_bytes = self._tables(content)
         self.strips_space = _adds_space(content)
-        self.no_chats = self._no_chats(config, beside)
+        templates = _templates(config, beside)
+        self.templates: Mapping[str, str] = templates or {}
+        self.names: Mapping[str, str] = _names(config, named)
+        self.no_chats = self._no_chats(templates)
+        self.joins_special = self._joins_special()
         self._longest = max(map(len, self.special_bytes.values())) if _keeps_bytes(content) else None
 
     def encode(self, text: str) -> list[int]:
@@ -104,15 +109,53 @@ class HuggingFaceCodec:
         spell = _byte_level_bytes if _is_byte_level(content) else _plain_bytes
         special = dict.fromkeys(range(self.vocab_size), b"")
         special |= {i: text.encode() if text in added else spell(text) for text, i in self._spelled.items()}
-        return {i: b"" if i in self._special else spelled for i, spelled in special.items()}, special
+        return {i: b"" if i in self.special else spelled for i, spelled in special.items()}, special
 
-    def _no_chats(self, config: dict[str, Any], beside: Mapping[str, bytes]) -> str | None:
-        template = beside[TEMPLATE].decode("utf-8", "replace") if TEMPLATE in beside else config.get("chat_template")
-        if not {IM_START, IM_END} <= self._spelled.keys():
+    def _no_chats(self, templates: Mapping[str, str] | None) -> str | None:
+        if templates is None:
+            return "its chat_template is no text, and no list with a default one"
+        if not templates and not {IM_START, IM_END} <= self._spelled.keys():
             return f"has no {IM_START} and {IM_END}, which conversations are written with"
-        if template is not None and template != JINJA:
-            return "its chat_template is not the one that conversations are trained with here"
         return None
+
+    def _joins_special(self) -> str | None:
+        """Whether the library, given a whole text, cuts what stands beside a special token as it does alone."""
+        for text in [text for text, i in self._spelled.items() if i in self.special and i in self._never]:
+            pieces = ["a b ", None, " c\n", None, "d\n", None, None, "e"]
+            apart = [self._spelled[text] if piece is None else self.encode(piece) for piece in pieces]
+            self._tokenizer.encode_special_tokens = False
+            whole = self._tokenizer.encode("".join(piece or text for piece in pieces), add_special_tokens=False).ids
+            self._tokenizer.encode_special_tokens = True
+            if whole != [token for part in apart for token in (part if isinstance(part, list) else [part])]:
+                return f"its tokens beside {text} depend on it"
+        return None
+
+
+def _templates(config: dict[str, Any], beside: Mapping[str, bytes]) -> dict[str, str] | None:
+    """The chat templates that are not ours, by name; that of a file of its own comes first, as in transformers. None
+    for what is no template."""
+    found = config.get("chat_template")
+    if TEMPLATE in beside:
+        try:
+            found = beside[TEMPLATE].decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+    if isinstance(found, list):
+        found = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
+    named = {"default": found} if isinstance(found, str) else found
+    if named is None or named in ({"default": JINJA}, {"default": MARKED}):
+        return {}
+    if not isinstance(named, dict) or not isinstance(named.get("default"), str):
+        return None
+    return {name: named[name] for name in ("default", "tool_use") if isinstance(named.get(name), str)}
+
+
+def _names(config: dict[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+    """What a template calls the special tokens, as transformers tells it: those that are named, and no others."""
+    if not config:
+        return {f"{name}_token": text for name, text in named.items()}
+    given = {name: value.get("content") if isinstance(value, dict) else value for name, value in config.items()}
+    return {name: text for name, text in given.items() if name.endswith("_token") and isinstance(text, str)}
 
 
 def _json(content: bytes, path: Path) -> dict[str, Any]:

@@ -32,6 +32,9 @@ class SentencePieceCodec:
 
     strips_space = False
     no_chats: str | None = None
+    joins_special: str | None = None
+    templates: Mapping[str, str] = {}
+    names: Mapping[str, str] = {}
 
     def __init__(self, model: bytes, path: Path) -> None:
         self.files: Mapping[str, bytes] = {FILE_NAME: model}
@@ -40,6 +43,8 @@ class SentencePieceCodec:
         self.pad_id, self.bos_id, self.eos_id = PAD_ID, BOS_ID, EOS_ID
         self.im_start_id: int = self._processor.PieceToId(IM_START)
         self.im_end_id: int = self._processor.PieceToId(IM_END)
+        named = (PAD_ID, BOS_ID, EOS_ID, UNK_ID, self.im_start_id, self.im_end_id)
+        self.special: Mapping[int, str] = {token: self._processor.IdToPiece(token) for token in named}
         self.text_bytes, self.special_bytes = _byte_tables(self._processor, path)
         self._longest_piece = max(map(len, self.text_bytes.values()))  # bytes
         self._pairs = _inner_pairs(self.text_bytes.values())

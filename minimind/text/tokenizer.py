@@ -21,9 +21,11 @@ import codecs
 import hashlib
 import heapq
 import io
+import json
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import sentencepiece
@@ -32,6 +34,7 @@ from minimind.base.defaults import VOCABULARY
 from minimind.base.errors import UserError
 from minimind.base.files import write_bytes_durably
 from minimind.base.strict.json_text import read_small, read_small_named
+from minimind.text.chat_template import ChatTemplate
 from minimind.text.codec import IM_END, IM_START, Codec, Ids, outside, refuse_surrogates
 from minimind.text.huggingface_codec import BESIDE, JSON_NAME, TEMPLATE, HuggingFaceCodec
 from minimind.text.sentencepiece_codec import (
@@ -125,10 +128,35 @@ class Tokenizer:
             raise UserError(f"{self.path}: is no SentencePiece model, which this format needs: take --format hf")
         return self.files[FILE_NAME]
 
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template that came with it; None for ours. UserError for one whose answers can't be proven."""
+        codec = self._codec
+        return ChatTemplate(codec.templates, codec.names, codec, str(self.path)) if codec.templates else None
+
+    @property
+    def template_hash(self) -> str | None:
+        """SHA-256 of the chat template that came with it; None for ours."""
+        templates = self._codec.templates
+        return hashlib.sha256(json.dumps(templates, sort_keys=True).encode()).hexdigest() if templates else None
+
     def check_chats(self) -> None:
-        """UserError for a tokenizer that comes with another chat template than ours, or without our two tokens."""
+        """UserError for a tokenizer that conversations can't be written with."""
         if self._codec.no_chats is not None:
             raise UserError(f"{self.path}: {self._codec.no_chats}; take it for texts, or another --tokenizer")
+        _ = self.chat_template  # raises
+
+    @property
+    def answer_end_id(self) -> int:
+        """The token that the chat template ends an answer with. UserError as `check_chats`."""
+        self.check_chats()
+        template = self.chat_template
+        return self.im_end_id if template is None else template.stop_id
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end an answer: that of the chat template, and eos. UserError as `check_chats`."""
+        return sorted({self.answer_end_id, self.eos_id})
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; no bos, no eos, never a control id. ValueError on a lone surrogate."""
@@ -169,6 +197,10 @@ class Tokenizer:
             raise outside(error.args[0], self.vocab_size) from None
         text = data.decode("utf-8", "replace")
         return text.removeprefix(" ") if self._codec.strips_space else text
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the id spells, a control id its name; often no whole character."""
+        return self._codec.special_bytes.get(token, b"")
 
     def stream(self) -> StreamDecoder:
         """A decoder for ids that arrive one by one; they continue a text, so a first space stays."""
@@ -222,6 +254,7 @@ def train_tokenizer(
     character_coverage: float = 0.995,
     sample_bytes: int = 64 << 20,
     seed: int = 0,
+    or_fewer: bool = False,
 ) -> Path:
     """Train on the texts and write the model atomically; the path of the model file is returned.
 
@@ -231,15 +264,32 @@ def train_tokenizer(
     that get a piece of their own: on 30 MB of mixed Chinese and English 0.995 gave 1.710 characters a
     token, and SentencePiece's own 0.9995, which spends a small vocabulary on rare Han characters, 1.568.
 
-    UserError when the texts cannot give `vocab_size` pieces (naming the largest they can), when
-    `vocab_size` cannot hold their characters, on a lone surrogate, and when the file cannot be written.
+    UserError when the texts cannot give `vocab_size` pieces (naming the largest they can; with `or_fewer` that
+    many are taken), when `vocab_size` cannot hold their characters, on a lone surrogate, and when the file cannot be
+    written.
     """
     file = Path(output) if Path(output).suffix == ".model" else Path(output) / FILE_NAME
     sections = _sample(texts, sample_bytes, seed)
-    model = _train(sections, vocab_size, character_coverage)
+    try:
+        model = _train(sections, vocab_size, character_coverage)
+    except _TooLittleText as error:
+        if not or_fewer:
+            raise
+        model = _train(sections, error.most, character_coverage)
     Tokenizer({FILE_NAME: model}, file)  # refuses a model that would not hold the contract, before anything is written
     _write_atomically(file, model)
     return file
+
+
+class _TooLittleText(UserError):
+    """The texts give fewer pieces than are wanted: ``most``."""
+
+    def __init__(self, wanted: int, most: int) -> None:
+        super().__init__(
+            f"too little text for a vocabulary of {wanted}: these files give at most {most} pieces; "
+            f"add text or use --vocab-size {most} or less"
+        )
+        self.most = most
 
 
 def _sample(texts: Iterable[str], limit: int, seed: int) -> list[str]:
@@ -295,10 +345,7 @@ def _explain_training(message: str, vocab_size: int) -> UserError:
     if "!sentences_.empty()" in message:
         return UserError("no text to train the tokenizer on: the files are empty; give a file with text")
     if found := re.search(r"Vocabulary size too high.*<= (\d+)", message):
-        return UserError(
-            f"too little text for a vocabulary of {vocab_size}: these files give at most {found[1]} pieces; "
-            f"add text or use --vocab-size {found[1]} or less"
-        )
+        return _TooLittleText(vocab_size, int(found[1]))
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return UserError(
             f"a vocabulary of {vocab_size} is too small for the characters of these files; "

@@ -29,6 +29,8 @@ class StepMetrics:
     not applied. applied: whether this one was. tokens_per_second: global, over the interval since the last
     report; None while it can't be trusted (the first interval holds warm-up and compilation). seconds: length of
     that interval. epoch: epochs so far, fractional. sources: at the interval's last step, with weighted sources.
+    host_memory, device_memory: bytes of this rank when reported: anonymous resident memory, and the most that torch
+    has had allocated on the device; None where nobody counts.
     """
 
     step: int
@@ -43,6 +45,8 @@ class StepMetrics:
     seconds: float
     epoch: float
     sources: tuple[SourceLoss, ...] = ()
+    host_memory: int | None = None
+    device_memory: int | None = None
 
 
 class EvalMetrics(Protocol):
@@ -98,6 +102,7 @@ class RunSummary:
     tune_command: str | None = None  # the command that fine-tunes its model
     eval_steps: int | None = None
     evaluation_cost: float = 0.0  # one evaluation, in optimizer steps
+    nats_per_byte_floor: float | None = None  # of the held-out texts: the least loss that any model can have
 
     @property
     def rows_per_step(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
@@ -37,6 +38,9 @@ RUN_FILES = (
     "ds_config.json",
     "environment.json",
     "tokenizer.model",
+    "samples.jsonl",
+    "trackers.json",
+    ".lock",
     "latest",
     "best",
     "recovery.json",
@@ -319,22 +323,19 @@ def test_links_in_the_rooms_of_the_cache(
 def test_fetch_writes_through_no_link(
     victim: Victim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from minimind.base.files import append_to, sha256_of
     from minimind.data import fetch
 
-    def download(file: str, partial: Path) -> None:
-        with append_to(partial) as target:
-            target.write(b"data")
-
-    digest = sha256_of(io.BytesIO(b"data"))
-    hub = fetch._Hub(lambda file: digest, list, download)
+    digest = hashlib.sha256(b"data").hexdigest()
+    hub = fetch._Hub("c" * 40, lambda file: fetch.Entry(4, "sha256", digest), list, lambda file: f"https://hub/{file}")
     monkeypatch.setattr(fetch, "_chosen", lambda hub: "huggingface")
-    monkeypatch.setattr(fetch, "_hugging_face", lambda endpoint: hub)
+    monkeypatch.setattr(fetch, "_hugging_face", lambda address, revision: hub)
+    monkeypatch.setattr(fetch, "read_blocks", lambda url, start, size: iter([b"data"[start:size]]))
+    partial = f"pretrain_hq.jsonl.{digest[:12]}.partial"
     out = tmp_path / "out"
-    victim.plant(out, ["pretrain_hq.jsonl.partial", "pretrain_hq.jsonl"])
+    victim.plant(out, [partial, "pretrain_hq.jsonl"])
     assert run("fetch", "pretrain_hq", "--output", out) == 2
     assert "a symbolic link, which is not followed" in said(capfd)
-    (out / "pretrain_hq.jsonl.partial").unlink()
+    (out / partial).unlink()
     assert run("fetch", "pretrain_hq", "--output", out) == 0
     assert (out / "pretrain_hq.jsonl").read_bytes() == b"data"
     assert sorted(p.name for p in out.iterdir()) == ["pretrain_hq.1.jsonl", "pretrain_hq.jsonl"]

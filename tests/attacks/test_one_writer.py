@@ -71,11 +71,11 @@ QUALIFIED = {
 ALLOWED = {
     "data/fetch.py": {
         "mkdir",  # the directory that a person named
-        "unlink",  # the download itself, which is damaged
+        "unlink",  # the download itself, which is damaged, and beginnings of other versions, by their names
         "os.rename",  # the verified download, and another file out of its way
         "truncate",  # of the open file
-        "open",  # an address
     },
+    "data/http.py": {"open"},  # an address
     "data/records/rejects.py": {"unlink", "mkdir"},  # what _require_rejects has looked at
     "corpus/corpus.py": {"unlink", "mkdir"},  # the stamp in the cache
     "data/store/cache.py": {"truncate"},  # of the open lock
@@ -89,13 +89,15 @@ ALLOWED = {
     "data/read/tables.py": {"TemporaryFile"},
     "text/tokenizer.py": {"mkdir"},
     "commands/models.py": {"mkdir"},
-    "interop/huggingface.py": {"mkdir", "unlink", "save_file"},  # an export's config.json; into `replacing`'s file
+    # an export's config.json; into `replacing`'s file, and that one's header
+    "interop/huggingface.py": {"mkdir", "unlink", "save_file", "open"},
     "interop/bombs.py": {"open"},  # an archive's member, read
     "interop/gguf.py": {"GGUFWriter"},  # into `replacing`'s file
     "interop/upstream.py": {"torch.save"},  # the same
     "training/sweep/report.py": {"savefig"},  # the same
-    "base/charts.py": {"savefig"},  # into memory
-    "training/checkpoint/snapshot.py": {"torch.save", "chmod"},  # into `create`'s file
+    "training/checkpoint/snapshot.py": {"torch.save"},  # into `create`'s file
+    "training/checkpoint/transfer.py": {"chmod"},  # of the file that was just made
+    "training/process/disks.py": {"mkdir", "rmdir"},  # the run directory, while it is looked for
     "training/checkpoint/directory.py": {"os.rename", "unlink", "mkdir"},  # names in checkpoints/, and the pointers
     "training/run/directory.py": {"mkdir"},
     "training/record/file.py": {"mkdir", "os.rename"},

@@ -218,3 +218,18 @@ def test_a_failure_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space"):
         write_durably(path, "new")
     assert path.read_text() == "old"
+
+
+def test_a_file_that_a_library_puts_in_its_place_has_the_usual_mode(tmp_path: Path) -> None:
+    """safetensors 0.8 writes a file of its own, for its owner alone, and renames it over the name that it was given."""
+    before = os.umask(0o022)
+    try:
+        with replacing(tmp_path / "weights") as file:
+            own = tmp_path / "own"
+            own.touch(0o600)
+            own.write_bytes(b"theirs")
+            os.replace(own, file.name)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "weights").read_bytes() == b"theirs"
+    assert stat.S_IMODE((tmp_path / "weights").stat().st_mode) == 0o644

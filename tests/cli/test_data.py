@@ -110,12 +110,12 @@ def test_fetch_passes_hub_and_endpoint_on(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert run("fetch", "pretrain_hq", "--output", str(tmp_path), *options) == 0
     assert run("fetch", "pretrain_hq", "--output", str(tmp_path)) == 0
     name = "pretrain_hq"
-    assert calls == [(name, tmp_path, "modelscope", "http://mirror"), (name, tmp_path, None, None)]
+    assert calls == [(name, tmp_path, "modelscope", "http://mirror", None), (name, tmp_path, None, None, None)]
 
 
 def test_an_unknown_data_set_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fetch", "pretrain", "--output", str(tmp_path)) == 2
-    assert "pretrain: no such data set; one of pretrain_hq" in capsys.readouterr().err
+    assert "pretrain: no such data set; one of pretrain_t2t_mini" in capsys.readouterr().err
 
 
 def test_demo_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The command line: exit codes, one-line errors, and an answer at once; ``python -m`` by minimind.cli.__main__."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["samples", "x", "--step", "0"], "--step"),
         (["samples", "x", "--step", "one"], "--step"),
         (["export", "x", "--output", "y", "--format", "onnx"], "onnx"),
-        (["export", "x", "--output", "y", "--dtype", "f32"], "--dtype is for --format gguf"),
+        (["export", "x", "--output", "y", "--format", "pth", "--dtype", "f32"], "--dtype is for --format hf and gguf"),
         (["export", "x", "--output", "y", "--format", "pth", "--dtype", "f32"], "MiniMind's .pth is f16"),
         (["serve", "x", "--port", "70000"], "--port"),
         (["report", "/nothing/there"], "/nothing/there/metrics.jsonl"),
@@ -118,3 +119,17 @@ def test_a_closed_pipe_is_no_traceback(texts: Path) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout == "{"
     assert "Traceback" not in done.stderr
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    """As the functions that --install-completion installs ask, in two shells."""
+
+    def asked(**variables: str) -> str:
+        environment = {**os.environ, **variables}
+        words = [sys.executable, "-m", "minimind.cli"]
+        return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
+
+    bash = asked(_MINIMIND_COMPLETE="complete_bash", COMP_WORDS="minimind ch", COMP_CWORD="1")
+    assert bash.split() == ["check", "chat"]
+    zsh = asked(_MINIMIND_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="minimind generate --pr")
+    assert "--prompt" in zsh and "--prompts" in zsh and "--top-p" not in zsh

@@ -25,7 +25,9 @@ def test_evaluate_reads_files_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ["evaluate", "--file", "f.jsonl"],
         ["generate", "--prompt", "river"],
+        ["generate", "--prompts", "p", "--output", "a", "--chat"],
         ["chat"],
+        ["chat", "--prompt", "river"],
         ["serve", "--port", "0"],
         ["export", "--output", "out"],
         ["export", "--output", "out", "--format", "pth"],
@@ -42,3 +44,24 @@ def test_every_command_that_loads_a_model_takes_a_tokenizer(
     monkeypatch.setattr("minimind.inference.generation.load_model", load)
     assert run(words[0], "model", *words[1:], "--tokenizer", "other.model") == 2
     assert "model with other.model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--prompts", "p"],
+        ["--output", "a"],
+        ["--prompt", "x", "--prompts", "p", "--output", "a"],
+        ["--prompt", "x", "--chat"],
+    ],
+)
+def test_generate_takes_one_prompt_or_two_files(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "model", *words) == 2
+    assert "give --prompt TEXT, or --prompts FILE and --output FILE" in capsys.readouterr().err
+
+
+def test_the_answers_of_a_file_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("minimind.inference.terminal.files.answer_file", lambda *_, **__: 1234)
+    assert run("generate", "model", "--prompts", "p", "--output", "a.txt") == 0
+    assert capsys.readouterr().out == "1,234 answers -> a.txt\n"

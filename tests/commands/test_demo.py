@@ -11,6 +11,7 @@ import pytest
 from minimind.base.errors import UserError
 from minimind.commands import demo as demo_run
 from minimind.commands.questions import Answer
+from minimind.inference.about import about_model
 from minimind.training.record.file import to_line
 
 
@@ -39,14 +40,14 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, right: int) -> None:
-    given = [Answer(f"[bold]q{n}", "a", "a" if n < right else "b", n < right) for n in range(10)]
+    given = [Answer(f"[bold]q{n}", "a", "a" if n < right else "b", "arithmetic", 1 + n % 2) for n in range(100)]
     monkeypatch.setattr("minimind.inference.generation.load_model", lambda path: (None, None))
     monkeypatch.setattr("minimind.commands.questions.read_conversations", lambda path: [])
-    monkeypatch.setattr("minimind.commands.questions.ask_questions", lambda model, tokenizer, conversations, n: given)
+    monkeypatch.setattr("minimind.commands.questions.ask_questions", lambda conversations, respond: given)
 
 
-@pytest.mark.parametrize(("right", "code"), [(10, 0), (7, 0), (6, 1)])
-def test_seven_of_ten_pass(
+@pytest.mark.parametrize(("right", "code"), [(100, 0), (90, 0), (89, 1)])
+def test_ninety_of_a_hundred_pass(
     right: int,
     code: int,
     tmp_path: Path,
@@ -57,11 +58,22 @@ def test_seven_of_ten_pass(
     answers(monkeypatch, right)
     assert demo_run.run_demo(tmp_path / "demo") == code
     out = capsys.readouterr().out
-    assert f"{right} of 10 right" in out
+    assert f"{right} of 100 right" in out
     assert "held-out loss 0.2200 nats a byte, entropy floor 0.2000: 1.100 times the floor" in out
     assert f"minimind chat {tmp_path / 'demo' / 'sft'}" in out
     assert f"minimind report {tmp_path / 'demo' / 'pretrain'}" in out
-    assert "[bold]q0" in out
+    assert "[bold]q9" in out and "[bold]q10" not in out, "ten are shown"
+    assert f"{right} of 100" in out.partition("second or third")[2]
+
+
+def test_what_the_model_knows_is_kept_with_it(
+    tmp_path: Path, trained: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, 100)
+    demo_run.run_demo(tmp_path / "demo")
+    about = about_model(tmp_path / "demo" / "sft")
+    assert about is not None and len(about.examples) == 3
+    assert about_model(tmp_path / "demo" / "pretrain") is None
 
 
 def test_both_commands_are_the_documented_ones(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.file_baton import FileBaton
 
 from minimind.base.errors import UserError
@@ -18,6 +20,7 @@ from minimind.commands.launcher import words as launch_words
 from minimind.config.deepspeed import resolve
 from minimind.config.run import RunConfig
 from minimind.training.engine.deepspeed_fixes import VERSION
+from minimind.training.run.arguments import parse
 from minimind.training.run.requirements import lacks
 
 CONFIGS = Path(__file__).parents[2] / "ds_configs"
@@ -36,9 +39,47 @@ def test_this_environment_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     lines: list[str] = []
     assert doctor.run_doctor(CONFIGS / "fp32.json", output_dir=tmp_path, show=lines.append) == 0
     text = "\n".join(lines)
-    assert lines[-1] == "ready"
+    assert lines[-2] == "ready" and lines[-1].startswith("next: minimind launch ")
     assert "deepspeed" in text
     assert "effective batch: 8 micro x 1 accumulation x 1 rank" in text
+
+
+@pytest.mark.parametrize(
+    ("hardware", "given", "words"),
+    [
+        (CPU, {}, ["fp32.json", "--set model=tiny", "--output-dir runs/first"]),
+        (GPU, {}, ["bf16.json", "launch/pretrain.py", "--output-dir runs/first"]),
+        (
+            CPU,
+            {"deepspeed_config": CONFIGS / "sft_fp32.json"},
+            ["launch/sft.py", "sft_fp32.json", "--model runs/first"],
+        ),
+        (CPU, {"config": Path("my run.yaml")}, ["launch/pretrain.py --config 'my run.yaml' --output-dir"]),
+    ],
+)
+def test_the_next_line_is_whole(hardware: Hardware, given: dict[str, Path], words: list[str]) -> None:
+    line = doctor.next_line(hardware, **given)
+    assert all(word in line for word in words)
+    assert ("model=tiny" in line) == ("--set model=tiny" in words)
+    script, *options = shlex.split(line)[2:]
+    parsed = parse("sft" if "sft" in script else "pretrain", options)
+    assert parsed.deepspeed_config is None or parsed.deepspeed_config.is_file()
+
+
+@pytest.mark.parametrize(("cuda", "said"), [(None, "a build for CPUs"), ("12.8", "can't use it (NVRM 525)")])
+def test_a_gpu_that_torch_cannot_use_is_named(
+    cuda: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    driver = tmp_path / "version"
+    assert not doctor.check_idle_gpu(driver)
+    driver.write_text("NVRM 525\nGCC 12\n")
+    (check,) = doctor.check_idle_gpu(driver)
+    assert check.status == "note" and said in check.seen
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not doctor.check_idle_gpu(driver)
 
 
 def test_a_bad_config_ends_with_1_and_lists_every_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

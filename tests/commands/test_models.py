@@ -17,6 +17,7 @@ from minimind.data.records.options import ReadingOptions
 from minimind.data.store.batches import Batches
 from minimind.data.store.prepare import prepare
 from minimind.data.store.store import TokenStore
+from minimind.inference.about import About, about_model, write_about
 from minimind.inference.loading import load_model
 from minimind.interop.huggingface import save_pretrained
 from minimind.model.transformer import Transformer
@@ -121,6 +122,42 @@ def test_export_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:
     assert all((before[name] == after[name]).all() for name in before)
 
 
+@pytest.mark.parametrize(("dtype", "stored"), [("f16", torch.float16), ("bf16", torch.bfloat16), (None, torch.float32)])
+def test_export_in_another_precision(corpus: Path, tmp_path: Path, dtype: Any, stored: torch.dtype) -> None:
+    from safetensors.torch import load_file
+
+    export_model(corpus / "model", tmp_path / "out", "hf", dtype)
+    before, after = (load_file(path / "model.safetensors") for path in (corpus / "model", tmp_path / "out"))
+    assert all(torch.equal(after[name], value.to(stored)) for name, value in before.items())
+    about = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert about["torch_dtype"] == str(stored).removeprefix("torch.")
+    load_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("format", "dtype", "words"),
+    [
+        ("hf", "q8_0", "--dtype q8_0 is for --format gguf"),
+        ("pth", "f16", "MiniMind's .pth is f16"),
+        ("gguf", "f16", "--license is for --format hf"),
+    ],
+)
+def test_what_a_format_has_not_is_refused(corpus: Path, tmp_path: Path, format: str, dtype: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        export_model(corpus / "model", tmp_path, format, dtype, licence="mit" if format == "gguf" else None)
+    assert not list(tmp_path.glob("*.*"))
+
+
+def test_a_weight_too_large_for_half_precision_is_named(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(corpus / "tokenizer")
+    model = model_of_minimind(tmp_path / "model", tokenizer)
+    with torch.no_grad():
+        model.model.norm.weight[0] = 1e6
+    save_pretrained(model.state_dict(), model.config, tokenizer, tmp_path / "model")
+    with pytest.raises(UserError, match=r"model\.norm\.weight: a weight is too large for f16: take --dtype bf16"):
+        export_model(tmp_path / "model", tmp_path / "out", "hf", "f16")
+
+
 def model_of_minimind(directory: Path, tokenizer: Tokenizer, heads: tuple[int, int] = (8, 2)) -> Transformer:
     """A small model in ``directory``; with 8 and 2 heads one whose shape a .pth tells."""
     config = ModelConfig(
@@ -134,6 +171,16 @@ def model_of_minimind(directory: Path, tokenizer: Tokenizer, heads: tuple[int, i
     model = Transformer(config, seed=2)
     save_pretrained(model.state_dict(), config, tokenizer, directory)
     return model
+
+
+def test_what_a_model_knows_goes_with_its_export_and_not_with_the_next_ones(corpus: Path, tmp_path: Path) -> None:
+    about, known, out = About("rivers", ("Where?",)), tmp_path / "known", tmp_path / "out"
+    export_hf(corpus / "model", known)
+    write_about(about, known)
+    export_hf(known, out)
+    assert about_model(out) == about
+    export_hf(corpus / "model", out)
+    assert about_model(out) is None
 
 
 @pytest.mark.parametrize(("output", "written"), [("out", "out/model.pth"), ("out/sft_32.pth", "out/sft_32.pth")])

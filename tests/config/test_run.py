@@ -96,7 +96,7 @@ def test_all_problems_at_once_with_their_places(tmp_path: Path) -> None:
     for part in (
         f'{path}:1: model: unknown model preset "25m": did you mean "26m"?',
         f'{path}:2: unknown key "warmup_step" (did you mean "warmup_steps"?)',
-        f"{path}:3: report_to: expected 'none' or 'wandb', got 'foo'",
+        f"{path}:3: report_to: expected 'none', 'wandb', 'tensorboard' or 'swanlab', got 'foo'",
         f'{path}:5: duplicate key "seed" (first at {path}:4)',
         "--set max_steps=abc: max_steps:",
         "--set nonsense: expected key=value",
@@ -176,7 +176,7 @@ def test_yaml_spellings() -> None:
         None,
         ["compile=on", "report_to=null", "wandb_mode=off", "lr_scheduler_type=constant_with_warmup", "max_steps=1e3"],
     )
-    assert (config.compile, config.report_to, config.wandb_mode) == ("on", "none", "disabled")
+    assert (config.compile, config.report_to, config.wandb_mode) == ("on", [], "disabled")
     assert (config.lr_scheduler_type, config.max_steps) == ("constant", 1000)
 
 

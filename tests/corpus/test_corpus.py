@@ -8,12 +8,13 @@ import random
 import re
 from collections import Counter
 from dataclasses import asdict
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 
 from minimind.corpus import corpus as demo
+from minimind.corpus.conversations import MOST, held_out_kind, held_out_place
 from minimind.corpus.corpus import (
     VOCABULARY,
     conversations,
@@ -32,7 +33,7 @@ from minimind.corpus.grammar import (
     require_prefix_free,
     sample_document,
 )
-from minimind.corpus.questions import QUESTION_KINDS, question_text
+from minimind.corpus.questions import QUESTION_KINDS, Turns
 from minimind.corpus.stories import KINDS, OPENINGS, write_day, write_document, write_word
 from minimind.corpus.words import ADJECTIVES, CHINESE, ENGLISH, LANGUAGES, NOUNS, reserved
 from minimind.text.tokenizer import Tokenizer
@@ -174,26 +175,77 @@ def test_floor_file_is_the_held_out_files_own(tmp_path: Path) -> None:
     assert report["documents"] == 50
 
 
-def test_the_ten_first_questions_are_one_of_each_kind_in_each_language() -> None:
-    asked = list(islice(conversations(0, held_out=True), 2 * len(QUESTION_KINDS)))
-    chinese = [bool(re.search("[\u4e00-\u9fff]", turns[0]["content"].replace("Chinese", ""))) for turns in asked]
-    assert chinese == [False] * 5 + [True] * 5
-    assert len({question_text(turns) for turns in asked}) == 10
-    assert [len(turns) for turns in asked] == [2, 2, 2, 2, 6] * 2
+def test_every_ten_held_out_questions_are_one_of_each_kind_in_each_language() -> None:
+    asked = list(islice(conversations(0, held_out=True), 100))
+    for start in range(0, 100, 10):
+        last = [turns[-2]["content"] for turns in asked[start : start + 10]]
+        chinese = [bool(re.search("[\u4e00-\u9fff]", text)) for text in last]
+        sums = [n for n, text in enumerate(last) if re.search(r"\d\+\d", text)]
+        assert chinese[1:5] + chinese[6:] in ([False] * 2 + [True, False] + [True] * 4, [False] * 4 + [True] * 4)
+        assert sums == [0, 5]
     assert all([t["role"] for t in turns] == ["user", "assistant"] * (len(turns) // 2) for turns in asked)
+
+
+def test_half_of_each_kind_come_second_or_third() -> None:
+    places = Counter((held_out_kind(n), held_out_place(n)) for n in range(100))
+    assert all(places[kind, 1] == 10 for kind in QUESTION_KINDS)
+    assert all(places[kind, place] >= 4 for kind in QUESTION_KINDS for place in (2, 3))
+    for number, turns in enumerate(islice(conversations(0, held_out=True), 40)):
+        assert len(questions_of(turns)) == held_out_place(number)
+
+
+OPENINGS_OF_MEMORY = ("Hello, my name is", "你好，我叫")
+ABOUT_THE_USER = re.compile(r"\b(my|I)\b|我")
+
+
+def questions_of(turns: Turns) -> list[str]:
+    """The questions of a conversation, each with what the user told for it: all that decides whether it is held out."""
+    asked: list[str] = []
+    told: list[str] = []
+    for text in (turn["content"] for turn in turns if turn["role"] == "user"):
+        if text.startswith(OPENINGS_OF_MEMORY) or (text.endswith((".", "。")) and ABOUT_THE_USER.search(text)):
+            told.append(text)
+        elif told and ABOUT_THE_USER.search(text):
+            asked.append("\n".join([*told, text]))
+            told = []
+        else:
+            asked.append(text)
+    assert not told
+    return asked
 
 
 @pytest.mark.parametrize("train_seed", [0, 1])
 def test_no_held_out_question_occurs_in_training(train_seed: int) -> None:
-    asked = {question_text(turns) for turns in islice(conversations(0, held_out=True), 1500)}
-    trained = {question_text(turns) for turns in islice(conversations(train_seed, held_out=False), 6000)}
+    """Neither one that counts nor one before it, wherever they stand in a training conversation."""
+    asked = {q for turns in islice(conversations(0, held_out=True), 1500) for q in questions_of(turns)}
+    trained = {q for turns in islice(conversations(train_seed, held_out=False), 3000) for q in questions_of(turns)}
+    assert len(asked) > 1500 and len(trained) > 4000
     assert not asked & trained
+
+
+def test_a_training_conversation_has_up_to_ten_questions_in_any_order_and_language() -> None:
+    drawn = [questions_of(turns) for turns in islice(conversations(0, held_out=False), 2000)]
+    counts = Counter(map(len, drawn))
+    assert all(counts[n] > 20 for n in range(1, MOST + 1)) and max(counts) == MOST
+    mixed = sum(any("What" in q for q in asked) and any("？" in q for q in asked) for asked in drawn)
+    assert mixed > 200, "of some 400 that are longer than one question"
+
+
+def test_other_questions_come_between_what_is_told_and_what_is_asked_of_it() -> None:
+    between: Counter[int] = Counter()
+    for turns in islice(conversations(0, held_out=False), 2000):
+        asked = [turn["content"] for turn in turns if turn["role"] == "user"]
+        own = [n for n, text in enumerate(asked) if ABOUT_THE_USER.search(text)]
+        for before, n in pairwise(own):
+            if not asked[n].startswith(OPENINGS_OF_MEMORY):
+                between[n - before - 1] += 1
+    assert all(between[n] > 50 for n in range(3)) and max(between) == 2
 
 
 def test_no_held_out_answer_occurs_in_any_training_text() -> None:
     """The items themselves: held-out sums, sortings and translations, in pretraining and SFT text."""
     corpus = "\n".join(text for text, _ in islice(texts(0, False), 4000))
-    corpus += "\n".join(turn["content"] for turns in islice(conversations(0, False), 4000) for turn in turns)
+    corpus += "\n".join(turn["content"] for turns in islice(conversations(0, False), 3000) for turn in turns)
     sums = re.findall(r"(\d\d)\+(\d\d)", corpus)
     assert len(sums) > 2000
     assert not any(reserved("sum", *sorted((int(a), int(b)))) for a, b in sums)
@@ -212,8 +264,12 @@ def test_held_out_texts_are_not_training_texts() -> None:
 
 def test_answers_are_right() -> None:
     seen: Counter[str] = Counter()
-    for turns in islice(conversations(3, held_out=False), 400):
-        question, answer = turns[-2]["content"], turns[-1]["content"]
+    pairs = [
+        (turns[n]["content"], turns[n + 1]["content"])
+        for turns in islice(conversations(3, held_out=False), 400)
+        for n in range(0, len(turns), 2)
+    ]
+    for question, answer in pairs:
         if numbers := re.search(r"(\d+)\+(\d+)", question):
             a, b = map(int, numbers.groups())
             assert answer == f"{a}+{b}={a + b}"
@@ -221,7 +277,7 @@ def test_answers_are_right() -> None:
         elif digits := re.search(r"\d,\d,\d,\d", question):
             assert answer == ",".join(sorted(digits[0].split(",")))
             seen["order"] += 1
-        elif len(turns) == 2 and len(question) > 40:
+        elif question.startswith("Facts: "):
             assert answer.removeprefix("You said ") in question, "the fact asked for stands in the question"
             seen["fact"] += 1
     assert all(seen[kind] >= 40 for kind in ("sum", "order", "fact")), seen

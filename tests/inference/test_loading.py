@@ -181,3 +181,18 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(
     with pytest.raises(UserError, match="not the tokenizer that"):
         load_model(exported)
     assert_same(load_model(exported, tokenizer=same), model, tokenizer)
+
+
+def test_a_directory_of_runs_is_answered_with_the_runs_in_it(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(
+        UserError, match=re.escape(f"{tmp_path}: no model in it") + f".*; there is one in {exported.parent}$"
+    ):
+        load_model(tmp_path)
+    for number in range(6):
+        (tmp_path / f"later{number}").mkdir()
+        (tmp_path / f"later{number}" / "latest").write_text("checkpoints/step-00000007\n")
+    with pytest.raises(UserError, match=r"later3, \.\.\.$|later4, \.\.\.$"):
+        load_model(tmp_path)
+    with pytest.raises(UserError, match=r"safetensors\)$"):
+        load_model(tmp_path / "data")

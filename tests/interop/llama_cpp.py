@@ -1,8 +1,8 @@
 """Asks llama.cpp about a GGUF file: run as a script, in a process of its own. stdin: JSON, stdout: its last line.
 
-``{"model": path, "texts": [...], "prompts": [[ids], ...], "chat": [messages]}`` -> ``{"tokens", "answers", "top",
-"prompt"}``: ids of the texts, greedy ids after the prompts, the likeliest ids of the next token and their log
-probabilities, and the string and ids of the chat prompt.
+``{"model": path, "texts": [...], "prompts": [[ids], ...], "chat": [messages], "probabilities": 20}`` -> ``{"tokens",
+"answers", "top", "prompt"}``: ids of the texts, greedy ids after the prompts, the likeliest ids of the next token and
+their log probabilities, and the string and ids of the chat prompt.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def main() -> None:
         return post("/completion", {**body, **more})
 
     def likeliest(ids: list[int]) -> list[tuple[int, float]]:
-        first = complete(ids, 1, n_probs=20, ignore_eos=True)["completion_probabilities"][0]
+        first = complete(ids, 1, n_probs=task.get("probabilities", 20), ignore_eos=True)["completion_probabilities"][0]
         return [(item["id"], item["logprob"]) for item in first["top_logprobs"]]
 
-    prompt = post("/apply-template", {"messages": task["chat"]})["prompt"]
+    prompt = post("/apply-template", {"messages": task["chat"]})["prompt"] if task["chat"] else ""
     chat = {"content": prompt, "add_special": True, "parse_special": True}
     texts = [{"content": text, "add_special": False, "parse_special": False} for text in task["texts"]]
     result = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from minimind.base.errors import UserError
 from minimind.inference.loading import load_model
@@ -64,6 +65,17 @@ def theirs(exported: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(exported)
 
 
+def test_equal_models_are_equal_files(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    """safetensors writes its metadata in the order of a hash map, another one in each map."""
+    files = [tmp_path / str(n) / "model.safetensors" for n in range(8)]
+    for file in files:
+        save_pretrained(model.state_dict(), model.config, tokenizer, file.parent)
+    assert len({file.read_bytes() for file in files}) == 1
+    with safe_open(files[0], "pt") as weights:
+        assert weights.metadata().keys() == {"format", "made_by", "tokenizer"}
+        assert all(torch.equal(weights.get_tensor(name), model.state_dict()[name]) for name in model.state_dict())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_transformers_loads_the_same_model(
     tmp_path: Path, model: Transformer, tokenizer: Tokenizer, dtype: torch.dtype
@@ -89,7 +101,7 @@ def test_generation_config_ends_answers(exported: Path, tokenizer: Tokenizer) ->
 @pytest.mark.parametrize("text", [*SAMPLES, *TEXTS[::40]])
 def test_same_ids_and_text(theirs: Any, tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
-    assert theirs(text)["input_ids"] == ids
+    assert theirs(text)["input_ids"] == [tokenizer.bos_id, *ids]  # as in training
     assert theirs(text, add_special_tokens=False)["input_ids"] == ids
     assert theirs.decode(ids) == text
 
@@ -133,12 +145,15 @@ def test_what_transformers_saves_again_needs_no_sentencepiece_file(
     save_pretrained(loaded.state_dict(), loaded.config, again, tmp_path / "back")  # and is exported with what it has
     back, kept = load_model(tmp_path / "back")
     assert kept.fingerprint == again.fingerprint
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "back")("hello fox")["input_ids"] == kept.encode(
-        "hello fox"
-    )
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")("hello fox")["input_ids"]
+    assert ids == [kept.bos_id, *kept.encode("hello fox")]
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items())
-    with pytest.raises(UserError, match="no SentencePiece model"):
-        save_gguf(back.state_dict(), back.config, kept, tmp_path / "m.gguf")
+    files = [tmp_path / "ours.gguf", tmp_path / "back.gguf"]
+    for file, each in zip(files, (tokenizer, kept), strict=True):
+        save_gguf(back.state_dict(), back.config, each, file)
+    ours, theirs = (pytest.importorskip("gguf").GGUFReader(file).fields for file in files)
+    for name in (name for name in ours if name.startswith("tokenizer") and name != "tokenizer.ggml.scores"):
+        assert theirs[name].contents() == ours[name].contents(), name
 
 
 def test_reads_what_transformers_writes_sharded_and_untied(tmp_path: Path) -> None:

@@ -161,14 +161,14 @@ def test_conversations_in_our_template(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["config", "file"])
-def test_another_template_is_refused_for_conversations_only(tmp_path: Path, where: str) -> None:
+def test_a_template_without_provable_answers_is_refused_for_conversations_only(tmp_path: Path, where: str) -> None:
     foreign = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     write(tmp_path, byte_level(), {**CONFIG, **({"chat_template": foreign} if where == "config" else {})})
     if where == "file":
         (tmp_path / "chat_template.jinja").write_text(foreign)
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.decode(tokenizer.encode("the fox")) == "the fox"
-    with pytest.raises(UserError, match="chat_template is not the one"):
+    with pytest.raises(UserError, match=r"tokenizer.json: its chat template can't be used"):
         render([Turn("user", "hi")], tokenizer)
 
 

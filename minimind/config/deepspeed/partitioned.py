@@ -51,11 +51,11 @@ def _check_offload_param(draft: Draft) -> None:
 
 
 def refuse_disk(draft: Draft, where: str) -> None:
-    """NVMe: DeepSpeed itself needs libaio for it."""
+    """NVMe: DeepSpeed itself needs libaio for it, and saves it by copytree (runtime/engine.py ``save_checkpoint``)."""
     draft.problem(
         where,
-        "nvme is not supported: what DeepSpeed swaps to the disk is not in its checkpoint files, so that this trainer "
-        "could neither verify nor resume them: use cpu",
+        "nvme is not supported: DeepSpeed saves what is on the disk as raw copies of its swap files beside the "
+        "checkpoint, which this trainer can neither verify nor resume on other ranks: use cpu",
     )
 
 

@@ -159,7 +159,7 @@ def note_monitors(draft: Draft, run: RunConfig) -> None:
     """DeepSpeed's own monitors log no loss; its wandb would call wandb.init a second time and stop offline runs."""
     for name in ("wandb", "comet"):
         if draft.on(name):
-            advice = "set `report_to: wandb` in the YAML" if run.report_to == "none" else f'delete "{name}"'
+            advice = "set `report_to: wandb` in the YAML" if "wandb" not in run.report_to else f'delete "{name}"'
             draft.find(
                 "monitor-off",
                 f"the JSON's {name} monitor is switched off: DeepSpeed's monitors log no loss, and this "

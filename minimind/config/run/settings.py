@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, Reasoning
 from minimind.base.findings import Finding
 from minimind.config.health import HealthConfig
+from minimind.config.heartbeat import HeartbeatConfig
 from minimind.config.model import PRESETS, ModelConfig
 from minimind.config.places import Places
 from minimind.config.recovery import RecoveryConfig
@@ -31,7 +32,7 @@ from minimind.config.run.values import (
     as_schedule,
     as_section,
     as_switch,
-    as_tracker,
+    as_trackers,
     as_train_files,
 )
 from minimind.config.watchdog import WatchdogConfig
@@ -101,11 +102,16 @@ class RunConfig(BaseModel):
     save_steps: Cadence | None = None
     save_total_limit: PositiveInt = 3
     early_stopping_patience: PositiveInt | None = None
-    report_to: Annotated[str, BeforeValidator(as_tracker)] = "none"
+    report_to: Annotated[list[str], BeforeValidator(as_trackers)] = []
     run_name: str | None = None
     wandb_project: str = "minimind"
     wandb_mode: Annotated[
         Literal["online", "offline", "disabled"], BeforeValidator(lambda value: "disabled" if value is False else value)
+    ] = "online"
+    swanlab_project: str = "minimind"
+    swanlab_mode: Annotated[
+        Literal["online", "offline", "local", "disabled"],
+        BeforeValidator(lambda value: "disabled" if value is False else value),
     ] = "online"
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(as_switch)] = "auto"
     attention_backend: AttentionBackend = "auto"
@@ -114,6 +120,7 @@ class RunConfig(BaseModel):
     health: HealthConfig = HealthConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     watchdog: Annotated[WatchdogConfig, BeforeValidator(as_section)] = WatchdogConfig()
+    heartbeat: Annotated[HeartbeatConfig, BeforeValidator(as_section)] = HeartbeatConfig()
 
     _places: Places = PrivateAttr(default_factory=Places)
 

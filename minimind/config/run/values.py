@@ -28,8 +28,12 @@ _SCHEDULE_ALIASES = {
     "cosine_with_min_lr": "cosine",
     "cosine_warmup_with_min_lr": "cosine",
 }
-# What ``report_to`` may name: "module:class" of a training.record.trackers.Tracker, looked up when a run has it
-TRACKERS = {"wandb": "minimind.training.record.trackers:WandbLog"}
+# What ``report_to`` may name: "module:class" of a Tracker (training/record/trackers), looked up when a run has it
+TRACKERS = {
+    "wandb": "minimind.training.record.trackers.wandb_run:WandbRun",
+    "tensorboard": "minimind.training.record.trackers.tensorboard_run:TensorboardRun",
+    "swanlab": "minimind.training.record.trackers.swanlab_run:SwanlabRun",
+}
 
 
 def _one_of(value: Any, names: Collection[str]) -> Any:
@@ -63,9 +67,15 @@ def steps_of(cadence: float, total_steps: int) -> int:
     return int(cadence) if cadence >= 1 else math.ceil(cadence * total_steps)
 
 
-def as_tracker(value: Any) -> Any:
-    """A name of ``TRACKERS``; null, false and an empty list are "none"."""
-    return _one_of("none" if value in (None, [], False) else value, ("none", *TRACKERS))
+def as_trackers(value: Any) -> Any:
+    """Names of ``TRACKERS``, each once; null, false, "none" and an empty list are none, "a,b" is a list (``--set``)."""
+    if value in (None, False):
+        return []
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list):
+        return _one_of(value, ("none", *TRACKERS))
+    known = [_one_of(name, ("none", *TRACKERS)) for name in names]
+    return [name for name in dict.fromkeys(known) if name != "none"]
 
 
 def as_model(value: Any) -> Any:

@@ -99,7 +99,7 @@ TABLE: dict[str, Meaning] = {
     "log_level": _unused("findings are always shown", "passive"),
     "log_level_replica": _unused("other ranks are silent", "warning"),
     "disable_tqdm": _unused("there is a line a log step, no bar"),
-    "report_to": _used("none or wandb"),
+    "report_to": _used("none, wandb, tensorboard, swanlab, or a list of them"),
     "run_name": _used(),
     "project": _other("`wandb_project`"),
     "trackio_space_id": _unused("there is no trackio", "trackio"),

@@ -210,25 +210,23 @@ def _resume(words: Words, value: Any) -> None:
 
 
 def _report_to(words: Words, value: Any) -> None:
-    """Hugging Face takes a list; another tracker than wandb is not there."""
+    """Hugging Face knows more trackers than there are here."""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return
-    others = [name for name in names if name not in ("none", "wandb")]
-    if others and set(others) <= _TRACKERS:
+    others = [name for name in names if name in _OTHER_TRACKERS]
+    if others:
         words.findings.append(
             Finding(
                 "yaml-unused",
-                f"{words.place('report_to')}: report_to {', '.join(others)}: there is wandb, and metrics.jsonl always",
-                "write report_to: wandb or none, or switch DeepSpeed's tensorboard or csv_monitor on in the JSON",
+                f"{words.place('report_to')}: report_to {', '.join(others)}: no tracker here; metrics.jsonl is there",
+                "write report_to: wandb, tensorboard, swanlab or none",
             )
         )
-        names = [name for name in names if name not in others]
-    if len(names) < 2:
-        words.values["report_to"] = names[0] if names else "none"
+        words.values["report_to"] = [name for name in names if name not in others]
 
 
-_TRACKERS = {"all", "tensorboard", "mlflow", "comet_ml", "clearml", "neptune", "trackio", "swanlab", "dvclive"}
+_OTHER_TRACKERS = {"all", "mlflow", "comet_ml", "clearml", "neptune", "trackio", "dvclive", "azure_ml", "codecarbon"}
 
 _SPECIAL: dict[str, Callable[[Words, Any], None]] = {
     "lr_scheduler_kwargs": _scheduler_kwargs,

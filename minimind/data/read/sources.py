@@ -28,6 +28,7 @@ from minimind.base.files import remove_files
 from minimind.data.read import charsets, streams
 from minimind.data.read.directories import files_of, refuse_strange
 from minimind.data.read.json_text import JsonParser, Value, json_values
+from minimind.data.read.remote import Remote
 from minimind.data.read.streams import Head
 from minimind.data.read.tables import READERS, ROWS_PER_CHUNK, arrow_values, characters, parquet_values
 
@@ -49,9 +50,9 @@ class Record(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A regular file to read and the name that messages call it (``<stdin>`` for a spooled pipe)."""
+    """A regular file (or one on a hub) to read and the name that messages call it (``<stdin>`` for a spooled pipe)."""
 
-    path: Path
+    path: Path | Remote
     name: str
 
 
@@ -147,13 +148,16 @@ def container(head: Head, format: str | None = None) -> str:
     return "text" if not (looks_json and _is_document(lines, head)) or suffix == ".txt" else "json"
 
 
-def expand(files: Sequence[Path | str], spool: Path) -> tuple[list[Source], list[str]]:
+def expand(files: Sequence[Path | str | Remote], spool: Path) -> tuple[list[Source], list[str]]:
     """(sources, names that were left out because they are no data) for files, directories, globs and ``-``.
 
     Pipes are copied to ``spool`` (a directory), because a source is read twice: for its hash, then for its records.
     """
     sources, ignored = [], []
     for file in files:
+        if isinstance(file, Remote):
+            sources.append(Source(file, file.name))
+            continue
         path = Path(file)
         if str(file) == "-":
             sources.append(Source(_spooled(sys.stdin.buffer, spool), "<stdin>"))

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from minimind.base.errors import UserError
 from minimind.data.read.charsets import ESCAPE, find_encoding, line_encoding, to_utf8
+from minimind.data.read.remote import Remote
 
 BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 20
@@ -78,7 +79,7 @@ class Head:
     is all of the file. ``confidence`` is 1.0 for UTF-8 and byte-order marks, else the detector's (see docs/data.md).
     """
 
-    path: Path
+    path: Path | Remote
     name: str
     compression: str | None
     encoding: str
@@ -94,7 +95,7 @@ class Head:
         return _table(self.text)
 
 
-def inspect(path: Path, name: str | None = None, encoding: str | None = None) -> Head:
+def inspect(path: Path | Remote, name: str | None = None, encoding: str | None = None) -> Head:
     """Read the first mebibyte of ``path`` and decide how to read the rest; ``name`` is what messages call it."""
     name = name or str(path)
     with open_bytes(path, name) as stream:
@@ -105,6 +106,8 @@ def inspect(path: Path, name: str | None = None, encoding: str | None = None) ->
         raise UserError(f"{name}: holds no record (0 bytes); was the download or the disk full?")
     _refuse_non_data(raw, name)
     if _table(raw):
+        if isinstance(path, Remote):
+            raise UserError(f"{name}: a table, which can't be read as it arrives; fetch it without --stream")
         return Head(
             path, name, compression, encoding="utf-8", confidence=1.0, mark_bytes=0, text=raw, complete=complete
         )
@@ -188,9 +191,9 @@ def suffix(name: str) -> str:
 class ByteStream:
     """A file's decompressed bytes; every failure of the archive becomes a ``UserError`` that names the file."""
 
-    def __init__(self, raw: IO[bytes], name: str, compression: str | None) -> None:
+    def __init__(self, raw: IO[bytes], name: str, compression: str | None, size: int) -> None:
         self.compression, self._name, self._raw = compression, name, raw
-        self._limit = max(BOMB_BYTES, BOMB_FACTOR * os.fstat(raw.fileno()).st_size) if compression else 0
+        self._limit = max(BOMB_BYTES, BOMB_FACTOR * size) if compression else 0
         self._given = 0
         self._reader = _decompressed(raw, compression, name)
 
@@ -233,21 +236,21 @@ class ByteStream:
         return b"".join(parts)
 
 
-def open_bytes(path: Path, name: str) -> ByteStream:
+def open_bytes(path: Path | Remote, name: str) -> ByteStream:
     """Open ``path`` for reading, decompressing by its first bytes (not by its suffix)."""
     try:
         raw = path.open("rb")
     except FileNotFoundError:
-        if path.is_symlink():
+        if isinstance(path, Path) and path.is_symlink():
             raise UserError(f"{name}: a symlink to {path.readlink()}, which does not exist") from None
         raise UserError(f"{name}: no such file") from None
     except IsADirectoryError:
         raise UserError(f"{name}: a directory, not a file") from None
     except OSError as error:
         raise UserError(f"{name}: can't be read: {error.strerror or error}") from None
-    magic = raw.read(8)
-    raw.seek(0)
-    return ByteStream(raw, name, next((kind for start, kind in _COMPRESSION if magic.startswith(start)), None))
+    magic = raw.peek(8)
+    size = path.size if isinstance(path, Remote) else os.fstat(raw.fileno()).st_size
+    return ByteStream(raw, name, next((kind for start, kind in _COMPRESSION if magic.startswith(start)), None), size)
 
 
 def _decompressed(raw: IO[bytes], compression: str | None, name: str) -> Any:

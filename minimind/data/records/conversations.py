@@ -25,10 +25,10 @@ from minimind.data.records.turns import (
     ROLE_NAMES,
     TOOLS,
     Notes,
+    reasoned_turn,
     refuse_media,
     system_turns,
     turn_list,
-    with_reasoning,
 )
 from minimind.data.records.unread import unread_of
 from minimind.data.records.values import BadRecord as BadRecord
@@ -334,8 +334,7 @@ def _answered(record: _Record, name: str, notes: Notes) -> list[Turn]:
         return turn_list(answer, notes)
     text = visible(answer, f'"{name}"')
     thought = next((key for key in REASONING if isinstance(record.get(key), str) and record[key]), None)
-    text = with_reasoning(text, record.take(thought) if thought else None, notes)
-    return [Turn("assistant", visible(text, f'"{name}"'))]
+    return [reasoned_turn(text, record.take(thought) if thought else None, f'"{name}"', notes)]
 
 
 def _history(record: _Record) -> list[Turn]:

@@ -29,7 +29,7 @@ from minimind.data.records.conversations import Conversation, Fields, Kind, dete
 from minimind.data.records.options import BY_CONTENT, ReadingOptions
 from minimind.data.records.unread import Unread
 from minimind.data.records.values import BadRecord
-from minimind.text.chat import ROLES, Fitted, Turn, fit, is_answer
+from minimind.text.chat import ROLES, Fitted, NotRendered, Turn, fit, is_answer
 from minimind.text.tokenizer import IM_END, IM_START, Tokenizer
 
 _EXCERPT = 2000
@@ -46,7 +46,7 @@ class Options:
     reading: ReadingOptions = BY_CONTENT
 
 
-class Document(NamedTuple):
+class EncodedDocument(NamedTuple):
     """Ids bos..eos (or a rendered chat), flags for SFT, the line, and the UTF-8 bytes of the text that carries loss."""
 
     tokens: npt.NDArray[np.int32]
@@ -100,7 +100,7 @@ class Counts:
 class Encoded:
     """One chunk's documents and rejects, in order of lines, their counts, and the fields that nothing read."""
 
-    documents: list[Document] = field(default_factory=list)
+    documents: list[EncodedDocument] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     unread: Unread = field(default_factory=Unread)
@@ -169,7 +169,7 @@ def kind_of(record: Record, fields: Fields) -> Kind:
 def _add_texts(encoded: Encoded, texts: list[tuple[int, str]], tokenizer: Tokenizer) -> None:
     arrays = tokenizer.encode_arrays([text for _, text in texts]) if texts else []
     for (line, text), ids in zip(texts, arrays, strict=True):
-        encoded.documents.append(Document(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
+        encoded.documents.append(EncodedDocument(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
     encoded.counts.used += len(texts)
 
 
@@ -180,7 +180,7 @@ def _add_marked(encoded: Encoded, texts: Iterable[tuple[int, str]], file: str, t
             encoded.rejects.append(only_marks(file, line, text))
         elif len(pieces) == 1 and _CHAT.search(pieces[0][1]):
             ids = np.array(tokenizer.encode_marked(text), dtype=np.int32)
-            encoded.documents.append(Document(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
+            encoded.documents.append(EncodedDocument(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
             encoded.counts.used += 1
         else:
             used = encoded.counts.used
@@ -206,30 +206,34 @@ def between_marks(text: str) -> list[str]:
 def _add_conversation(
     encoded: Encoded, conversation: Conversation, record: Record, tokenizer: Tokenizer, max_seq_length: int
 ) -> bool:
-    """Whether an answer of it fits."""
-    fitted = fit(conversation.turns, tokenizer, max_seq_length + 1)
+    """Whether it can be written and an answer of it fits."""
+    fitted, reason = None, f"no answer with its question fits {max_seq_length} tokens; raise max_seq_length to use it"
+    too_long = True
+    try:
+        fitted = fit(conversation.turns, tokenizer, max_seq_length + 1)
+    except NotRendered as error:
+        reason, too_long = str(error), False
     if fitted is None:
-        reason = f"no answer with its question fits {max_seq_length} tokens; raise max_seq_length to use it"
         encoded.rejects.append(
-            Reject(record.file, record.line, reason, excerpt_of(record), too_long=True, element=record.element)
+            Reject(record.file, record.line, reason, excerpt_of(record), too_long=too_long, element=record.element)
         )
         return False
     counts = encoded.counts
     counts.used += 1
     counts.trimmed += conversation.trimmed > 0
-    counts.reasoning_dropped += conversation.dropped
+    counts.reasoning_dropped += conversation.dropped + fitted.rendered.unspoken
     counts.answers_cut += fitted.answer_cut
     counts.shortened += len(fitted.turns) < len(conversation.turns)
     ids = np.array(fitted.rendered.ids, dtype=np.int32)
     trainable = np.array(fitted.rendered.trainable, dtype=np.bool_)
     encoded.documents.append(
-        Document(ids, trainable, record.line, _answer_bytes(conversation.turns, fitted, tokenizer))
+        EncodedDocument(ids, trainable, record.line, _answer_bytes(conversation.turns, fitted, tokenizer))
     )
     return True
 
 
 def _answer_bytes(turns: list[Turn], fitted: Fitted, tokenizer: Tokenizer) -> int:
-    if fitted.answer_cut:
+    if fitted.answer_cut or tokenizer.chat_template is not None:
         spoken = [i for i, flag in zip(fitted.rendered.ids, fitted.rendered.trainable, strict=True) if flag]
         return len(tokenizer.decode(spoken).encode("utf-8"))
     return sum(len(turns[i].content.encode("utf-8")) for i in fitted.turns if is_answer(turns[i]))

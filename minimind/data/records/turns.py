@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 
 from minimind.base.defaults import Reasoning
 from minimind.data.records.unread import unread_of
-from minimind.data.records.values import BadRecord, clean, name_of, parsed, says_nothing, short, spelled, string
+from minimind.data.records.values import (
+    BadRecord,
+    clean,
+    name_of,
+    parsed,
+    says_nothing,
+    short,
+    spelled,
+    string,
+    visible,
+)
 from minimind.text.chat import Role, Turn
 
 ROLE_NAMES: dict[str, Role] = {
@@ -32,6 +42,7 @@ _TURN = frozenset({*_PLAIN, *TOOLS, *_WEIGHTS})  # what is read of a turn
 _ANSWER = frozenset({*_TURN, *REASONING, "tool_calls", "function_call"})
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+Message = dict[str, object]  # of an answer, as transformers takes it
 _NO_TOOLS: tuple[object, ...] = (None, "", "[]", [], "null", {})
 
 
@@ -68,13 +79,20 @@ def with_reasoning(answer: str, reasoning: object, notes: Notes) -> str:
     return f"<think>\n{thought}\n</think>\n\n" + answer.lstrip("\n")
 
 
+def reasoned_turn(answer: str, reasoning: object, where: str, notes: Notes) -> Turn:
+    """An answer that has its reasoning, if any, in a field beside it."""
+    text = visible(with_reasoning(answer, reasoning, notes), where)
+    return Turn("assistant", text, message=_message(answer, reasoning, [], notes) if reasoning else None)
+
+
 def system_turns(text: object, tools: object = None, where: str = '"system"') -> list[Turn]:
-    """A system turn of a text and tools, if they say anything."""
+    """A system turn of a text and tools, if they say anything. ``text`` None: there is no message, only tools."""
     parts = [] if text in (None, "") else [string(text, where)]
-    if tools not in _NO_TOOLS:
-        parts.append("# Tools\n" + (tools if isinstance(tools, str) else spelled(tools, '"tools"')))
-    joined = "\n\n".join(part for part in parts if part.strip())
-    return [Turn("system", clean(joined, where))] if joined else []
+    if tools in _NO_TOOLS:
+        return [Turn("system", clean(parts[0], where))] if parts and parts[0].strip() else []
+    parts.append("# Tools\n" + (tools if isinstance(tools, str) else spelled(tools, '"tools"')))
+    joined = clean("\n\n".join(part for part in parts if part.strip()), where)
+    return [Turn("system", joined, message={} if text is None else {"content": text}, tools=tools)]
 
 
 def refuse_media(record: Mapping[str, object], names: Sequence[str] = MEDIA) -> None:
@@ -100,37 +118,65 @@ def _turn(turn: object, number: int, trained: bool, notes: Notes) -> list[Turn]:
         notes.unread.update(f"{name} of a turn" for name in unread_of(turn, read))
         tools = next((turn[name] for name in TOOLS if turn.get(name) not in _NO_TOOLS), None)
     if role == "system":
-        return system_turns(_content(content, where) if tools is None or content is not None else "", tools, where)
-    text = _answer(turn, sender, content, where, notes) if role == "assistant" else _content(content, where)
+        return system_turns(_content(content, where) if tools is None or content is not None else None, tools, where)
+    text, message = (
+        _answer(turn, sender, content, where, notes) if role == "assistant" else (_content(content, where), None)
+    )
     if not text.strip():
         raise BadRecord(f"{where} is empty" if role != "assistant" else f"turn {number}: the answer is empty")
-    made = Turn(role, clean(text, where), role != "assistant" or (_wanted(turn, where) and trained))
-    return [made] if tools is None else [*system_turns("", tools), made]
+    trains = role != "assistant" or (_wanted(turn, where) and trained)
+    made = Turn(role, clean(text, where), trains, message)
+    return [made] if tools is None else [*system_turns(None, tools), made]
 
 
-def _answer(turn: Mapping[str, object], sender: str, content: object, where: str, notes: Notes) -> str:
+def _answer(
+    turn: Mapping[str, object], sender: str, content: object, where: str, notes: Notes
+) -> tuple[str, Message | None]:
+    """All that an answer says as one text, and as a message where it is more than a text."""
     if turn.keys() <= _PLAIN and sender != "function_call":
-        return with_reasoning(_content(content, where), None, notes)
+        return with_reasoning(_content(content, where), None, notes), None
     calls = _calls(turn, where)
     thought = next((turn[name] for name in REASONING if not says_nothing(turn.get(name))), None)
+    said = "" if calls and content in (None, "") else _content(content, where)
     if calls:
-        said = "" if content in (None, "") else _content(content, where)
-        text = "\n".join([*([said] if said else []), *calls])
+        text = "\n".join([*([said] if said else []), *(_block(spelled(call, where)) for call in calls)])
+    elif not said.strip():
+        return "", None
     else:
-        text = _content(content, where)
-        if not text.strip():
-            return ""
-        text = _block(_with_object(text, where)) if sender == "function_call" else text
-    return with_reasoning(text, thought, notes)
+        text, calls = _spoken_call(said, where) if sender == "function_call" else (said, [])
+    bare = "" if sender == "function_call" and calls else said
+    return with_reasoning(text, thought, notes), _message(bare, thought, calls, notes)
 
 
-def _calls(turn: Mapping[str, object], where: str) -> list[str]:
-    """OpenAI's ``tool_calls`` and ``function_call`` as text that the model can learn to say."""
+def _message(said: str, thought: object, calls: list[dict[str, object]], notes: Notes) -> Message:
+    """The answer as transformers takes it, with reasoning and calls apart."""
+    if notes.reasoning == "drop":
+        inside = _THOUGHT.match(said)
+        said, thought = said[inside.end() :] if inside else said, None
+    message: Message = {"content": said}
+    if isinstance(thought, str) and thought.strip():
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+    return message
+
+
+def _spoken_call(text: str, where: str) -> tuple[str, list[dict[str, object]]]:
+    """What a turn of the function_call role says: its block, and the call if it is one in JSON."""
+    block = _block(_with_object(text, where))
+    try:
+        return block, [_call(parsed(text, where), where)]
+    except BadRecord:
+        return block, []
+
+
+def _calls(turn: Mapping[str, object], where: str) -> list[dict[str, object]]:
+    """OpenAI's ``tool_calls`` and ``function_call``."""
     calls = parsed(turn.get("tool_calls") or None, f"{where}: tool_calls") or []
     if not isinstance(calls, list):
         raise BadRecord(f"{where}: tool_calls is {name_of(calls)}, not a list")
     legacy = parsed(turn.get("function_call") or None, f"{where}: function_call")
-    return [_block(spelled(_call(call, where), where)) for call in [*calls, *([legacy] if legacy else [])]]
+    return [_call(call, where) for call in [*calls, *([legacy] if legacy else [])]]
 
 
 def _call(call: object, where: str) -> dict[str, object]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from minimind.base.files import lock_file, read_inside, sha256_of, write_durably
 from minimind.data.read import streams
+from minimind.data.read.remote import Remote
 from minimind.data.read.sources import Source
 from minimind.data.store.rooms import room
 
@@ -25,8 +26,10 @@ def content_hash(source: Source, cache: Path) -> str:
     """SHA-256 of the file's bytes. Remembered by path, size, times and inode, so that 10 GB are hashed once.
 
     As git does, a file modified within the last two seconds is not remembered: it may change once more within
-    the same mtime.
+    the same mtime. Of a file on a hub the index knows it.
     """
+    if isinstance(source.path, Remote):
+        return source.path.sha256
     streams.open_bytes(source.path, source.name).__exit__()  # every failure to open is explained there
     status = source.path.stat()
     stamp = json.dumps(

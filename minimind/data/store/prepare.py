@@ -38,6 +38,7 @@ from minimind.base.errors import UserError
 from minimind.base.files import is_directory
 from minimind.base.strict.json_text import read_json
 from minimind.data.read import streams
+from minimind.data.read.remote import Remote
 from minimind.data.read.sources import Chunk, Source, chunks_of, container, expand, read_chunks, remove_spool
 from minimind.data.records.conversations import Kind
 from minimind.data.records.encoding import Counts, Options, encode_chunk, kind_of_first
@@ -68,7 +69,7 @@ def default_workers() -> int:
 
 
 def prepare(
-    files: Sequence[Path | str],
+    files: Sequence[Path | str | Remote],
     tokenizer: Tokenizer,
     output: Path | None = None,
     kind: Kind | None = "pretrain",
@@ -88,6 +89,8 @@ def prepare(
     with contextlib.ExitStack() as stack:
         sources = _gathered(files, cache, stack, say)
         options = Options(kind or _kind_of(sources, reading), max_seq_length, reading)
+        if options.kind == "sft":
+            tokenizer.check_chats()
         job = Job(tokenizer, options, workers or default_workers(), say)
         hashes = [content_hash(source, cache) for source in sources]
         key = job.key([(Path(source.name).name, digest) for source, digest in zip(sources, hashes, strict=True)])
@@ -127,8 +130,14 @@ class Job:
             reading.skip_bad,
             reading.max_bad_ratio,
             *([reading.reasoning] if reading.reasoning != "train" else []),
+            *([self._template] if self._template else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @property
+    def _template(self) -> str | None:
+        """The hash of the chat template that came with the tokenizer, where there is one and it is used."""
+        return self.tokenizer.template_hash if self.options.kind == "sft" else None
 
     def replace(self, sources: Sequence[Source], hashes: Sequence[str], store: Path, key: str) -> None:
         """Build the store; one that is there already goes when the new one is finished, not before."""
@@ -195,9 +204,14 @@ class Job:
             "sources": sources,
             "counts": vars(tally.total),
             "tokenizer": self.tokenizer.fingerprint,
+            **({"chat_template": self._template} if self._template else {}),
             "max_seq_length": self.options.max_seq_length,
             "allow_special": self.options.reading.allow_special,
         }
+
+    @property
+    def _why_dropped(self) -> str:
+        return "reasoning=drop" if self.options.reading.reasoning == "drop" else "by the chat template"
 
     def _report(self, store: Path, total: Counts, seconds: float) -> None:
         self.say(
@@ -210,7 +224,7 @@ class Job:
             (total.trimmed, "conversations ended without an answer: those last turns were cut off"),
             (total.shortened, f"conversations lost their first turns to max_seq_length {self.options.max_seq_length}"),
             (total.answers_cut, "answers lost their end, because no whole exchange fits max_seq_length"),
-            (total.reasoning_dropped, "answers without their reasoning, which was left out (reasoning=drop)"),
+            (total.reasoning_dropped, f"answers without their reasoning, which was left out ({self._why_dropped})"),
             (total.too_long, f"conversations have no answer that fits: left out, see {store}.rejected.jsonl"),
         )
         for number, what in notes:
@@ -218,7 +232,7 @@ class Job:
                 self.say(f"  {number:,} {what}")
 
 
-def _gathered(files: Sequence[Path | str], cache: Path, stack: contextlib.ExitStack, say: Say) -> list[Source]:
+def _gathered(files: Sequence[Path | str | Remote], cache: Path, stack: contextlib.ExitStack, say: Say) -> list[Source]:
     spool = room(cache, "spool") / f"{os.getpid()}-{secrets.token_hex(8)}"
     stack.callback(remove_spool, spool)
     sources, ignored = expand(files, spool)

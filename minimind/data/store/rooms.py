@@ -1,9 +1,9 @@
 """The cache directory and its rooms, which belong to one user.
 
-Contract: what is read from the cache was put there by this user. A room (``stores``, ``hashes``, ``verified``,
-``spool``, ``demo``) is a directory of this user's, mode 0700, never a link. The cache itself is made 0700, and made so
-again if it holds nothing but rooms; one that somebody else owns or could have put there (in a place that all can write
-to), or that all can write to, is refused in one line. Stores of another owner are refused: name them instead.
+Contract: what is read from the cache was put there by this user. A room (``ROOMS``) is a directory of this user's, mode
+0700, never a link. The cache itself is made 0700, and made so again if it holds nothing but rooms; one that somebody
+else owns or could have put there (in a place that all can write to), or that all can write to, is refused in one line.
+Stores of another owner are refused: name them instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from minimind.base.errors import UserError
 from minimind.base.files import subdirectory
 
-ROOMS = frozenset({"stores", "hashes", "verified", "spool", "demo", "benchmarks", "overlaps"})
+ROOMS = frozenset({"stores", "hashes", "verified", "spool", "demo", "benchmarks", "overlaps", "history", "tokenizers"})
 _PRIVATE = 0o700
 _ADVICE = "let MINIMIND_CACHE name a directory of your own"
 

@@ -3,7 +3,7 @@
 torch's lock (torch/utils/file_baton.py) is a file ``lock`` in the build directory, made with O_EXCL, kept open while
 its holder builds and deleted afterwards. It outlives a holder that is killed, and torch then waits for it for ever.
 
-``judge`` asks who has the file open: /proc names the holder among the processes that it shows, and the kernel refuses
+``look_at`` asks who has the file open: /proc names the holder among the processes that it shows, and the kernel refuses
 a write lease (fcntl(2), F_SETLEASE) on a file that any other process has open, of whatever user and container. Neither
 knows of other machines, so a lock on a file system that machines may share is never called dead; nor is one where the
 kernel gives no leases (another user's file) and /proc does not show everybody. Its age decides nothing: a machine under
@@ -28,7 +28,7 @@ FIRST_PID_NAMESPACE = "pid:[4026531836]"  # the machine's own (include/linux/pro
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LockState:
     """``who`` holds the lock; of a "dead" one nobody, of an "unseen" one why that can't be known here."""
 
     state: Literal["held", "dead", "unseen"]
@@ -36,20 +36,20 @@ class Verdict:
     inode: int
 
 
-def judge(lock: Path) -> Verdict | None:
+def look_at(lock: Path) -> LockState | None:
     """What holds ``lock`` now; None if it is gone. Changes nothing."""
     try:
         status = lock.stat()
         if holders := list(_holders(status, lock.parent)):
-            return Verdict("held", " and ".join(map(_name, holders)), status.st_ino)
+            return LockState("held", " and ".join(map(_name, holders)), status.st_ino)
         opened = _open_anywhere(lock)
     except FileNotFoundError:
         return None
     if opened:
         who = "a process of another user or container"
-        return Verdict("held", who, status.st_ino)
+        return LockState("held", who, status.st_ino)
     reason = _shared(lock) or (_hidden(status) if opened is None else None)
-    return Verdict("unseen", reason, status.st_ino) if reason else Verdict("dead", "nobody", status.st_ino)
+    return LockState("unseen", reason, status.st_ino) if reason else LockState("dead", "nobody", status.st_ino)
 
 
 def _holders(status: os.stat_result, directory: Path) -> Iterator[int]:

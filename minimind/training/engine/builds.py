@@ -160,21 +160,21 @@ def clear(directory: Path, say: Say) -> None:
     Raises UserError for one that can't be judged, after ``QUIET_MINUTES`` without a write beside it.
     """
     lock, last, told = directory / build_lock.NAME, None, ""
-    while (verdict := build_lock.judge(lock)) is not None:
+    while (found := build_lock.look_at(lock)) is not None:
         if not _is_torchs(lock):
             raise UserError(f"{lock}: holds what torch did not write, and torch would wait for it: {advice(lock)}")
-        if verdict.state == "dead" and verdict == last:
+        if found.state == "dead" and found == last:
             say(f"removing {lock}: the build that left it is dead")
             lock.unlink(missing_ok=True)
             return
-        sentence = _sentence(verdict, lock)
-        if verdict == last and sentence != told:  # a cached op is loaded, and its lock gone, between two looks
+        sentence = _sentence(found, lock)
+        if found == last and sentence != told:  # a cached op is loaded, and its lock gone, between two looks
             say(told := sentence)
-        if verdict.state == "unseen" and _minutes_since_a_write(directory) > QUIET_MINUTES:
+        if found.state == "unseen" and _minutes_since_a_write(directory) > QUIET_MINUTES:
             raise UserError(
-                f"{lock}: {verdict.who}, and nothing was written beside it for {QUIET_MINUTES} minutes; {advice(lock)}"
+                f"{lock}: {found.who}, and nothing was written beside it for {QUIET_MINUTES} minutes; {advice(lock)}"
             )
-        last = verdict
+        last = found
         time.sleep(PERIOD)
 
 
@@ -187,10 +187,10 @@ def _is_torchs(lock: Path) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
 
-def _sentence(verdict: build_lock.Verdict, lock: Path) -> str:
-    if verdict.state == "held":
-        return f"waiting: {verdict.who} is compiling {lock.parent.name} ({lock})"
-    return f"waiting for {lock}, whose holder can't be seen from here ({verdict.who}): {advice(lock)}"
+def _sentence(found: build_lock.LockState, lock: Path) -> str:
+    if found.state == "held":
+        return f"waiting: {found.who} is compiling {lock.parent.name} ({lock})"
+    return f"waiting for {lock}, whose holder can't be seen from here ({found.who}): {advice(lock)}"
 
 
 def advice(lock: Path) -> str:

@@ -61,3 +61,8 @@ def measure_tokens_per_second(
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return ids.numel() / min(seconds[1:])
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that torch has had allocated on a GPU so far; None for a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

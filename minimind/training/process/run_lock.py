@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.base.errors import UserError
+from minimind.base.files import open_inside
 from minimind.base.findings import Finding
 
 FILE_NAME = ".lock"
@@ -31,6 +32,19 @@ HELD = (errno.EAGAIN, errno.EACCES)  # which of them is up to the file system: f
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 GONE = (errno.ENOENT, errno.ESTALE)  # the file was removed, here or on the server, since it was opened
 ATTEMPTS, PAUSE = 20, 0.1  # a holder that has only just begun has not written its name yet
+
+
+def is_held(run_dir: Path) -> bool | None:
+    """Whether a run is going on in ``run_dir``; None where the lock can't tell: there is none, or it is a copy of one
+    that was held on another machine. Holds it itself for a moment, shared.
+    """
+    try:
+        with open_inside(run_dir, FILE_NAME) as file:
+            about = _read(file.fileno())
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return True if error.errno in HELD else None
+    return None if about.get("host", socket.gethostname()) != socket.gethostname() else False
 
 
 class RunLock:

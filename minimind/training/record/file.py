@@ -32,7 +32,8 @@ def to_line(record: Mapping[str, Any]) -> bytes:
     clean = {k: None if k in bad else v for k, v in record.items()}
     if bad:
         clean["non_finite"] = bad
-    return json.dumps(clean, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    # A file name that is no UTF-8 has lone surrogates; backslashreplace's form of them is JSON's escape, too.
+    return json.dumps(clean, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
@@ -52,15 +53,46 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     Raises UserError with file:line for a record whose known fields are not of the type that this module's writers
     give them: what reads records computes with them.
     """
-    with open_inside(path.parent, path.name) as file:
-        for number, line in enumerate(_lines(file), 1):
-            record = parse_line(line)
-            if record is None:
-                continue
-            reason = misfit(record)
-            if reason is not None:
-                raise UserError(f"{path}:{number}: {reason}")
-            yield record
+    yield from MetricsTail(path).new()
+
+
+class MetricsTail:
+    """Reads a metrics.jsonl as it grows. A torn last line is read again when it has its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: tuple[int, int] | None = None  # device and inode of what was read
+        self._read, self._number = 0, 0  # bytes and lines of it
+
+    def restarted(self) -> bool:
+        """Whether another file is there than was read, or a shorter one (a resume cuts it back); OSError for none.
+
+        Then `new` gives all its records.
+        """
+        with open_inside(self.path.parent, self.path.name) as file:
+            status = os.fstat(file.fileno())
+        same = self._file == (status.st_dev, status.st_ino) and status.st_size >= self._read
+        restarted = self._file is not None and not same
+        if restarted:
+            self._file, self._read, self._number = None, 0, 0
+        return restarted
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """The records that were not read yet; errors as for `read_metrics`."""
+        with open_inside(self.path.parent, self.path.name) as file:
+            status = os.fstat(file.fileno())
+            self._file = (status.st_dev, status.st_ino)
+            file.seek(self._read)
+            for number, line in enumerate(_lines(file), self._number + 1):
+                if line.endswith(b"\n"):
+                    self._read, self._number = file.tell(), number
+                record = parse_line(line)
+                if record is None:
+                    continue
+                reason = misfit(record)
+                if reason is not None:
+                    raise UserError(f"{self.path}:{number}: {reason}")
+                yield record
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -110,9 +142,11 @@ def _is_positive(value: object) -> bool:
     return is_count(value, least=1)
 
 
-_COUNTS = "step tokens skipped parameters total_steps seed zero_stage vocab_size rows epoch_tokens"
+_COUNTS = (
+    "step tokens skipped host_memory device_memory parameters total_steps seed zero_stage vocab_size rows epoch_tokens"
+)
 _POSITIVE = "micro_batch_size accumulation world_size row_length"
-_NUMBERS = "loss ppl bits_per_byte grad_norm lr loss_scale tokens_per_second seconds epoch time"
+_NUMBERS = "loss ppl bits_per_byte grad_norm lr loss_scale tokens_per_second seconds epoch time nats_per_byte_floor"
 _TEXTS = "task model precision store code message advice reason rung trouble"
 TYPES: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(_COUNTS.split(), (is_count, "a whole number")),

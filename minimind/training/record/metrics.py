@@ -1,9 +1,9 @@
-"""Every number of a run: to metrics.jsonl, to the console and to wandb, from one record, so that they never
+"""Every number of a run: to metrics.jsonl, to the console and to trackers, from one record, so that they never
 disagree.
 
 Contract. Only rank 0 writes; on other ranks every call returns at once. One call of `step` is one line of
 metrics.jsonl, whether the loop calls it at each step or at its log cadence. Nothing in here stops a run: a
-full disk, a missing wandb login or a dead network becomes one finding.
+full disk, a missing login or a dead network becomes one finding.
 
 Known weakness: the time to the end (ETA) is the mean pace since the first report; it lags when the pace
 changes.
@@ -25,7 +25,8 @@ from minimind.training.record.advice import Adviser
 from minimind.training.record.best import Best
 from minimind.training.record.console import ConsoleLog, Ending
 from minimind.training.record.file import FILE_NAME, MetricsFile, read_metrics
-from minimind.training.record.trackers import Tracker, start_tracker
+from minimind.training.record.trackers.start import start_trackers
+from minimind.training.record.trackers.tracker import Tracker
 from minimind.training.values import EvalMetrics, RunSummary, StepMetrics, evaluations, perplexity
 
 if TYPE_CHECKING:
@@ -44,20 +45,19 @@ class Metrics:
         run_config: RunConfig,
         total_steps: int,
         resumed_step: int | None = None,
-        wandb_id: str | None = None,
         dry_run: bool = False,
         best: Best | None = None,
         console: ConsoleLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `resumed_step` metrics.jsonl is cut back to that step; pass the checkpoint's `wandb_id` with it.
+        """With `resumed_step` metrics.jsonl is cut back to that step, and trackers go on with their runs.
         `best`: the run's own, which is read here and told of losses elsewhere; a rollback replaces it.
 
-        A dry run prints, and touches neither the disk nor wandb.
+        A dry run prints, and touches neither the disk nor a tracker.
         """
         self.active = rank == 0
-        self.wandb_id, self.best = wandb_id, best or Best()
-        self._wandb: Tracker | None = None
+        self.best = best or Best()
+        self._trackers: list[Tracker] = []
         if not self.active:
             return
         self._summary: RunSummary | None = None
@@ -76,9 +76,7 @@ class Metrics:
         for record in read_metrics(self._file.path):
             if record["kind"] == "eval" and record.get("loss") is not None:
                 self._evaluated = (record["step"], record["loss"])
-        if run_config.report_to != "none":
-            self._wandb = start_tracker(run_dir, run_config, wandb_id)
-            self.wandb_id = self._wandb.id
+        self._trackers = start_trackers(run_dir, run_config, resumed_step)
 
     def header(self, summary: RunSummary) -> None:
         """Say what will happen, before it happens."""
@@ -88,7 +86,7 @@ class Metrics:
         self.adviser.gradient_clipping = summary.gradient_clipping
         facts = asdict(summary)
         facts["task"] = facts.pop("kind")  # "kind" names the sort of line
-        self._write("run", {"step": summary.resumed_step or 0, "time": time.time(), **facts})
+        self._write("run", {"step": summary.resumed_step or 0, **facts})
         self._console.header(summary)
 
     def step(self, metrics: StepMetrics) -> None:
@@ -104,7 +102,7 @@ class Metrics:
         self._last = metrics
         self._console.step(metrics, record["ppl"], self._eta(metrics.step))
         record.update({f"loss of {source['source']}": source["loss"] for source in sources})
-        self._to_wandb("train", record)
+        self._to_trackers("train", record)
 
     def evaluating(self, done: int, total: int) -> None:
         """Batch ``done`` of the ``total`` of an evaluation comes next; shown while it takes long."""
@@ -130,7 +128,7 @@ class Metrics:
         }
         self._write("eval", record)
         self._console.evaluation(record)
-        self._to_wandb("eval", record)
+        self._to_trackers("eval", record)
 
     def finding(self, finding: Finding) -> None:
         if not self.active:
@@ -139,8 +137,8 @@ class Metrics:
         values = {k: v if math.isfinite(v) else str(v) for k, v in finding.values.items()}
         self._write("finding", asdict(finding) | {"values": values})
         self._console.finding(finding)
-        if self._wandb:
-            self._wandb.alert(finding)
+        for tracker in self._trackers:
+            tracker.alert(finding)
 
     def recovery(self, record: Mapping[str, Any]) -> None:
         """A rung of the recovery ladder: ``step``, ``rung``, ``trouble``, ``samples`` and what else it changed."""
@@ -148,7 +146,7 @@ class Metrics:
             self._write("recovery", record)
 
     def rollback(self, rollback: Rollback) -> None:
-        """A rollback, as a record and as a finding. The wandb run goes on: its later steps replace the earlier ones."""
+        """A rollback, as a record and as a finding. The trackers go on: later steps replace the earlier ones."""
         self.recovery({"step": rollback.to_step, **asdict(rollback)})
         self.finding(describe_rollback(rollback))
 
@@ -161,25 +159,26 @@ class Metrics:
         self.active = False
         seconds = self._clock() - self._started
         step = self._last.step if self._last else 0
-        self._write("end", {"step": step, "reason": reason, "seconds": round(seconds, 3), "time": time.time()})
-        if self._wandb:
-            self._wandb.finish(failed=model is None)
-            self._wandb_findings()
+        self._write("end", {"step": step, "reason": reason, "seconds": round(seconds, 3)})
+        for tracker in self._trackers:
+            tracker.finish(failed=model is None)
+        self._tracker_findings()
         if self._file:
             self._file.close()
         best = None if self.best.step is None or self.best.loss is None else (self.best.step, self.best.loss)
         ending = Ending(reason, seconds, model, last=self._last, evaluated=self._evaluated, best=best)
         self._console.close(self._summary, ending)
 
-    def _to_wandb(self, section: str, record: Mapping[str, Any]) -> None:
-        if self._wandb is None:
+    def _to_trackers(self, section: str, record: Mapping[str, Any]) -> None:
+        if not self._trackers:
             return
         numbers = {f"{section}/{k}": float(v) for k, v in record.items() if k != "step" and v is not None}
-        self._wandb.log(numbers, record["step"])
-        self._wandb_findings()
+        for tracker in self._trackers:
+            tracker.log(numbers, record["step"])
+        self._tracker_findings()
 
-    def _wandb_findings(self) -> None:
-        for finding in self._wandb.findings() if self._wandb else ():
+    def _tracker_findings(self) -> None:
+        for finding in [finding for tracker in self._trackers for finding in tracker.findings()]:
             self._console.finding(finding)
             self._write("finding", asdict(finding))
 
@@ -204,8 +203,8 @@ class Metrics:
         if self._file is None:
             return
         try:
-            self._file.append({"kind": kind, **record})
+            self._file.append({"kind": kind, **record, "time": round(time.time(), 3)})
         except OSError as error:
-            if not self._write_failed:  # said once; the numbers still go to the console and to wandb
+            if not self._write_failed:  # said once; the numbers still go to the console and to trackers
                 self._write_failed = True
                 self._console.finding(Finding("metrics-not-written", str(error), "free space; training goes on"))

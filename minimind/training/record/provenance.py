@@ -20,8 +20,9 @@ from typing import Any
 from minimind.base.files import write_bytes_durably
 from minimind.base.hardware import Hardware
 from minimind.base.secrets import mask_command
+from minimind.config.run import TRACKERS
 
-PACKAGES = ("torch", "deepspeed", "sentencepiece", "numpy", "pydantic", "safetensors", "wandb", "bitsandbytes")
+PACKAGES = ("torch", "deepspeed", "sentencepiece", "numpy", "pydantic", "safetensors", "bitsandbytes", *TRACKERS)
 DIFF = "git.diff"
 MAX_DIFF = 1_000_000  # bytes of `git diff` kept; beyond that the revision alone must do
 SECONDS = 20  # git may take

@@ -39,7 +39,6 @@ class Progress:
     consecutive_skips: int = 0
     best: Best = field(default_factory=Best)
     evaluated_step: int = 0  # the last step with an evaluation
-    wandb_id: str | None = None
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     health: dict[str, Any] = field(default_factory=dict)  # Health.state() as of the last save
     watch: dict[str, Any] = field(default_factory=dict)  # Watch.state(), the same
@@ -68,6 +67,7 @@ class Progress:
     def from_state(cls, state: dict[str, Any]) -> Progress:
         """The progress that ``state()`` described, also in the words of an earlier version."""
         values = dict(state)
+        values.pop("wandb_id", None)  # trackers.json has it now
         earlier = {new: values.pop(old) for old, new in EARLIER.items() if old in values}
         best = Best.from_state(values.get("best", earlier))
         return cls(**{**values, "best": best, "history": deque(state["history"], maxlen=HISTORY)})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minimind.base.command_lines import OwnCommand
+from minimind.base.command_lines import OwnCommand, as_known, hint
 from minimind.base.display import complain
 from minimind.base.hardware import Hardware
+from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 
 # Options that are fields of RunConfig; each is None unless given, so that the YAML's value stands.
@@ -37,14 +39,31 @@ class Parser(argparse.ArgumentParser):
         complain(f"{self.format_usage()}{self.prog}: error: {message}")
         self.exit(2)
 
+    @property
+    def names(self) -> list[str]:
+        """Every option."""
+        return [name for name in self._option_string_actions if name.startswith("--")]
+
+    def strict(self, words: Sequence[str]) -> argparse.Namespace:
+        """The options; what is unknown ends it, with the option or setting that was probably meant."""
+        parsed, unknown = self.parse_known_args(words)
+        if unknown:
+            hints = [text for word in unknown if (text := hint(word, self.names, RunConfig.model_fields))]
+            self.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
+        return parsed
+
 
 def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line of launch/pretrain.py or launch/sft.py, by ``kind``."""
     parser = common_parser(kind)
     parser.add_argument("--max-steps", type=int, help="optimizer steps; default: --set num_train_epochs")
     parser.add_argument(
-        "--resume", nargs="?", const="", help="go on: from --output-dir, or a run or checkpoint directory"
+        "--resume",
+        nargs="?",
+        const="",
+        help="go on: from --output-dir, a run or a checkpoint; auto: begin without one",
     )
+    parser.add_argument("--restarted", help=argparse.SUPPRESS)  # why: `minimind launch --restarts` says it
     parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
     start = "run, checkpoint, Hugging Face directory or .pth to start from; default: the YAML's model_name_or_path"
@@ -53,11 +72,11 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     return with_words(parser, arguments)
 
 
-def with_words(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+def with_words(parser: Parser, arguments: list[str] | None) -> argparse.Namespace:
     """The parsed options, and in ``words`` how they were typed."""
-    words = sys.argv[1:] if arguments is None else arguments
-    parsed = parser.parse_args(words)
-    parsed.words = list(words)
+    words = as_known(sys.argv[1:] if arguments is None else arguments, parser.names)
+    parsed = parser.strict(words)
+    parsed.words = words
     return parsed
 
 
@@ -77,7 +96,11 @@ def common_parser(script: str) -> Parser:
     parser.add_argument("--config", type=Path, help="YAML with model, data, schedule and run settings")
     parser.add_argument("--train-file", type=Path, nargs="+", help="training files; default: the built-in corpus")
     parser.add_argument("--eval-file", type=Path, nargs="+", help="held-out files")
-    parser.add_argument("--tokenizer", type=Path, help="tokenizer directory, .model or tokenizer.json")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="tokenizer directory, .model or tokenizer.json; default: trained on the files; none: ask",
+    )
     parser.add_argument("--output-dir", type=Path, help="run directory")
     parser.add_argument("--skip-bad", action="store_true", default=None, help="leave out bad lines, up to a limit")
     _add_reading_options(parser)

@@ -18,6 +18,7 @@ from minimind.data.store.batches import Batch, Batches, SequentialBatches, prefe
 from minimind.training.checkpoint.directory import all_checkpoints, restore_best
 from minimind.training.checkpoint.writer import Saver
 from minimind.training.engine.engine import Engine
+from minimind.training.engine.measure import peak_memory
 from minimind.training.engine.step import StepResult
 from minimind.training.engine.step import train_step as train_step  # benchmarks put a timed one in its place
 from minimind.training.health.culprits import find_culprits, shorten
@@ -176,9 +177,10 @@ def save_wanted(run: Run, step: int) -> bool:
 
 def report(run: Run, metrics: StepMetrics) -> None:
     """One step's line, and after it what it says about the run's health."""
+    metrics = replace(metrics, host_memory=anonymous_memory(), device_memory=peak_memory(run.engine.device))
     run.metrics.step(metrics)
     wait = run.waits.pop(metrics.step, None)
-    for finding in run.health.observe_step(metrics, anonymous_memory(), wait):
+    for finding in run.health.observe_step(metrics, metrics.host_memory, wait):
         run.metrics.finding(with_samples(run, finding) if finding.code in NOT_FINITE else finding)
     for finding in run.saver.poll():
         run.metrics.finding(finding)
@@ -266,7 +268,6 @@ def save(run: Run, best: bool = False) -> None:
         return
     run.watchdog.beat(SAVE)
     with run.save_clock.saving():
-        run.progress.wandb_id = run.engine.control.from_first(run.metrics.wandb_id if run.rank == 0 else None)
         run.progress.health, run.progress.watch = run.health.state(), run.watch.state()
         about = {**run.about, "applied": run.progress.applied}
         run.saver.finish()  # last_good looks at what is there

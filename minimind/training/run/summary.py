@@ -8,11 +8,13 @@ from pathlib import Path
 
 from minimind.base.command_lines import OwnCommand
 from minimind.base.hardware import Hardware
+from minimind.base.strict.json_text import is_number, read_json
 from minimind.config.deepspeed import Resolved
 from minimind.config.deepspeed.optimizer import RATES
 from minimind.config.memory import estimate_memory
 from minimind.config.model import PRESETS
 from minimind.config.run import RunConfig
+from minimind.corpus.corpus import FLOOR_FILE
 from minimind.data.records.conversations import Kind
 from minimind.data.store.batches import Batches
 from minimind.data.store.prepare import not_read
@@ -74,13 +76,22 @@ def summarize(
         sources=batches.mixture.records() if batches.mixture else None,
         eval_remark=plan.eval_remark,
         unread=not_read(data.train.manifest["sources"]) or None,
-        data=_files(config.train_paths) or "the built-in corpus: no --train-file was given",
+        data=_data_line(config, data),
         held_out=_held_out(config, data),
         resume_command=resume_command(command),
         tune_command=tune_command(command, config, resolved.precision, Path(resolved.source)),
         eval_steps=plan.eval_steps,
         evaluation_cost=_evaluation_cost(config, batches, data),
+        nats_per_byte_floor=_floor(data),
     )
+
+
+def _data_line(config: RunConfig, data: Data) -> str:
+    """What is trained on, and a tokenizer that came of it."""
+    if not config.train_paths:
+        return "the built-in corpus: no --train-file was given"
+    made = f"; a tokenizer of {data.tokenizer.vocab_size:,} pieces trained on it" if data.trained_tokenizer else ""
+    return f"{_files(config.train_paths)}{made}"
 
 
 def _files(paths: Sequence[Path]) -> str:
@@ -93,6 +104,21 @@ def _held_out(config: RunConfig, data: Data) -> str | None:
     if data.held_out is None:
         return None
     return f"{_files(config.eval_file) or 'the built-in corpus'}, {len(data.held_out):,} documents"
+
+
+def _floor(data: Data) -> float | None:
+    """The entropy of the held-out texts, in nats a byte, where they are the built-in corpus's: its floor.json beside
+    them says how much text it speaks of.
+    """
+    store = data.held_out
+    if store is None or store.kind != "pretrain" or len(store.manifest["sources"]) != 1:
+        return None
+    try:
+        floor = read_json(Path(store.manifest["sources"][0]["path"]).parent, FLOOR_FILE, limit=1 << 16)
+    except (OSError, ValueError):
+        return None
+    known = isinstance(floor, dict) and floor.get("utf8_bytes") == store.num_bytes
+    return floor["nats_per_byte"] if known and is_number(floor.get("nats_per_byte")) else None
 
 
 def _evaluation_cost(config: RunConfig, batches: Batches, data: Data) -> float:

@@ -43,8 +43,8 @@ def test_auto_is_what_hugging_face_fills_in(prefix: str) -> None:
 @pytest.mark.parametrize(
     ("zero", "word"),
     [
-        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}, "not in its checkpoint files"),
-        ({"offload_param": {"device": "nvme", "nvme_path": "/d"}}, "not in its checkpoint files"),
+        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}, "raw copies of its swap files"),
+        ({"offload_param": {"device": "nvme", "nvme_path": "/d"}}, "raw copies of its swap files"),
         ({"zero_hpz_partition_size": 0}, "does not divide"),
     ],
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from minimind.data.read.sources import Chunk, Record
@@ -9,6 +12,7 @@ from minimind.data.records.encoding import Encoded, Options, encode_chunk
 from minimind.data.records.options import ReadingOptions
 from minimind.text.chat import Turn, render
 from minimind.text.tokenizer import Tokenizer
+from tests.text.templates import TEMPLATES, write_tokenizer
 
 MARKED = Options("pretrain", reading=ReadingOptions(allow_special=True))
 
@@ -61,3 +65,85 @@ def test_one_record_of_many_marked_texts_is_one_record_used(tokenizer: Tokenizer
     text = "<|im_start|>the sea<|im_end|> <|im_start|>is calm<|im_end|>"
     counts = encode(tokenizer, MARKED, {"text": text}, {"text": "of day"}).counts
     assert (counts.records, counts.used, counts.documents) == (2, 2, 3)
+
+
+def _bringing(template: str, tmp_path: Path) -> Tokenizer:
+    return Tokenizer.load(write_tokenizer(tmp_path / "tokenizer", TEMPLATES[template]))
+
+
+CALLS = [{"name": "add_two", "arguments": {"a": 3}}]
+TOOLS = [{"type": "function", "function": {"name": "add_two", "parameters": {}}}]
+TALKS = {
+    "MiniMind-3": {
+        "conversations": [
+            {"role": "system", "content": "be good", "tools": json.dumps(TOOLS)},
+            {"role": "user", "content": "sum"},
+            {"role": "assistant", "content": "", "reasoning_content": "use it", "tool_calls": json.dumps(CALLS)},
+            {"role": "tool", "content": "7"},
+            {"role": "assistant", "content": "it is 7"},
+        ]
+    },
+    "OpenAI": {
+        "tools": TOOLS,
+        "messages": [
+            {"role": "system", "content": "be good"},
+            {"role": "user", "content": [{"type": "text", "text": "sum"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "use it",
+                "tool_calls": [{"id": "c", "type": "function", "function": {**CALLS[0], "arguments": '{"a": 3}'}}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "7"},
+            {"role": "assistant", "content": "it is 7"},
+        ],
+    },
+    "ShareGPT": {
+        "system": "be good",
+        "tools": json.dumps(TOOLS),
+        "conversations": [
+            {"from": "human", "value": "sum"},
+            {"from": "function_call", "value": json.dumps(CALLS[0])},
+            {"from": "observation", "value": "7"},
+            {"from": "gpt", "value": "it is 7"},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("name", TALKS)
+@pytest.mark.parametrize("template", ["thinking", "rewriting"])
+def test_tools_calls_and_reasoning_reach_a_foreign_template_as_such(name: str, template: str, tmp_path: Path) -> None:
+    """Whatever format they came in, the ids are transformers' for the messages that they mean."""
+    ours = _bringing(template, tmp_path)
+    theirs = pytest.importorskip("transformers", "5.24").AutoTokenizer.from_pretrained(ours.path.parent)
+    thought = {} if name == "ShareGPT" else {"reasoning_content": "use it"}
+    messages = [
+        {"role": "system", "content": "be good"},
+        {"role": "user", "content": "sum"},
+        {"role": "assistant", "content": "", **thought, "tool_calls": [{"type": "function", "function": CALLS[0]}]},
+        {"role": "tool", "content": "7"},
+        {"role": "assistant", "content": "it is 7"},
+    ]
+    encoded = encode(ours, Options("sft"), TALKS[name])
+    expected = theirs.apply_chat_template(messages, tools=TOOLS)["input_ids"]
+    assert [document.tokens.tolist() for document in encoded.documents] == [expected], encoded.rejects
+    spoken = encoded.documents[0].tokens[encoded.documents[0].trainable]
+    said = ours.decode(spoken.tolist())
+    assert (said.count("<tool_call>") == 1 and said.endswith("it is 7") and "use it" in said) or name == "ShareGPT"
+    assert encoded.documents[0].num_bytes == len(said.encode())
+
+
+def test_what_a_foreign_template_leaves_out_is_counted_or_refused(tmp_path: Path) -> None:
+    reasoned = talk("a", "b", "c", "d")
+    reasoned["conversations"][1]["reasoning_content"] = "because"  # type: ignore[index]
+    counts = encode(_bringing("rewriting", tmp_path), Options("sft"), reasoned).counts
+    assert (counts.used, counts.reasoning_dropped) == (1, 1)
+    dropping = Options("sft", reading=ReadingOptions(reasoning="drop"))
+    encoded = encode(_bringing("thinking", tmp_path), dropping, reasoned)
+    assert encoded.counts.reasoning_dropped == 1
+    with_system = {"conversations": [{"role": "system", "content": "s"}, *talk("q", "a")["conversations"]]}  # type: ignore[misc]
+    refused = encode(_bringing("bracketed", tmp_path), Options("sft"), with_system, talk("q", "a"))
+    (reject,) = refused.rejects
+    assert str(reject).startswith("f:1: the chat template") and not reject.too_long
+    assert refused.counts.used == 1

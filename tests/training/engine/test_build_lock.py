@@ -12,7 +12,7 @@ import pytest
 from torch.utils.file_baton import FileBaton
 
 from minimind.training.engine import build_lock
-from minimind.training.engine.build_lock import file_system, judge
+from minimind.training.engine.build_lock import file_system, look_at
 
 HOLD = """
 import sys
@@ -42,16 +42,16 @@ def holder(lock: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def state(lock: Path) -> str | None:
-    verdict = judge(lock)
-    return verdict.state if verdict else None
+    found = look_at(lock)
+    return found.state if found else None
 
 
 def test_a_living_holder_is_named_and_a_killed_ones_lock_is_dead_at_once(
     lock: Path, holder: subprocess.Popen[str]
 ) -> None:
-    verdict = judge(lock)
-    assert verdict is not None and verdict.state == "held"
-    assert f"process {holder.pid} (" in verdict.who
+    found = look_at(lock)
+    assert found is not None and found.state == "held"
+    assert f"process {holder.pid} (" in found.who
     holder.kill()
     holder.wait()
     assert lock.exists() and state(lock) == "dead"
@@ -62,7 +62,7 @@ def test_a_baton_of_this_very_process_is_held_until_it_is_released(lock: Path) -
     baton.try_acquire()
     assert state(lock) == "held"
     baton.release()
-    assert judge(lock) is None
+    assert look_at(lock) is None
 
 
 def test_the_age_of_a_lock_decides_nothing(lock: Path, holder: subprocess.Popen[str]) -> None:
@@ -79,9 +79,9 @@ def test_a_holder_that_proc_does_not_show_is_known_to_the_kernel(
 ) -> None:
     """As in a container, or where the holder is another user's."""
     monkeypatch.setattr(build_lock, "_holders", lambda status, directory: iter(()))
-    verdict = judge(lock)
-    assert verdict is not None and verdict.state == "held"
-    assert "another user or container" in verdict.who
+    found = look_at(lock)
+    assert found is not None and found.state == "held"
+    assert "another user or container" in found.who
 
 
 def test_a_ninja_that_outlives_its_killed_builder_still_holds_the_directory(lock: Path, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_another_users_lock_is_left_alone(lock: Path, monkeypatch: pytest.Monkey
     lock.touch()
     monkeypatch.setattr(build_lock, "_open_anywhere", lambda path: None)
     monkeypatch.setattr(build_lock.os, "geteuid", lambda: lock.stat().st_uid + 1)
-    verdict = judge(lock)
-    assert verdict is not None and verdict.state == "unseen" and "another user" in verdict.who
+    found = look_at(lock)
+    assert found is not None and found.state == "unseen" and "another user" in found.who
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_a_holder_that_dies_while_we_wait_does_not_keep_us(cache: Path) -> None:
 def test_a_lock_that_is_let_go_between_two_looks_is_not_removed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who releases it closes the file a moment before deleting it; then another one may have made its own."""
     lock = dead_lock(cache / "cpu_adam")
-    verdicts = [build_lock.Verdict("dead", "nobody", 1), build_lock.Verdict("dead", "nobody", 2), None]
-    monkeypatch.setattr(builds.build_lock, "judge", lambda path: verdicts.pop(0))
+    states = [build_lock.LockState("dead", "nobody", 1), build_lock.LockState("dead", "nobody", 2), None]
+    monkeypatch.setattr(builds.build_lock, "look_at", lambda path: states.pop(0))
     clear(lock.parent, lambda line: pytest.fail(line))
     assert lock.exists()
 

@@ -152,3 +152,9 @@ def test_a_short_write_loses_only_its_own_line(tmp_path: Path) -> None:
     file.append(_train(3))
     file.close()
     assert _steps(path) == [("train", 1), ("train", 3)]
+
+
+def test_a_name_that_is_no_utf8_is_written_and_read(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(to_line({"kind": "finding", "message": "中 \udcff"}))
+    assert [record["message"] for record in read_metrics(file)] == ["中 \udcff"]

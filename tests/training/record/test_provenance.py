@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from minimind.base.hardware import Hardware
-from minimind.commands.report import load_run, page
+from minimind.commands.page.html import page
+from minimind.commands.page.records import load_records
 from minimind.training.record import provenance
 from minimind.training.record.provenance import DIFF, environment, repository, write_diff
 
@@ -113,5 +114,5 @@ def test_a_report_shows_no_diff_and_no_secret(tmp_path: Path) -> None:
     ):
         (tmp_path / "environment.json").write_text(text)
         (tmp_path / "ds_config.json").write_text(f'{{"comet": {{"api_key": "{SECRET}"}}, "zero": 1}}')
-        html = page([load_run(tmp_path)])
+        html = page([load_records(tmp_path)])
         assert SECRET not in html and "zero" in html

@@ -36,7 +36,7 @@ def test_progress_counts_attempts_and_what_was_applied() -> None:
 
 
 def test_progress_goes_on_from_its_state() -> None:
-    progress = Progress(best=Best(2.5, 1, 2), evaluated_step=3, wandb_id="abc", health={"a": 1}, watch={"b": 2})
+    progress = Progress(best=Best(2.5, 1, 2), evaluated_step=3, health={"a": 1}, watch={"b": 2})
     for _ in range(HISTORY + 3):
         progress.advance(result(1.0, 10, norm=torch.tensor(0.5)))
     state = progress.state()

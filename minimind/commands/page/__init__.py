@@ -1,0 +1,1 @@
+"""What `minimind report` and `minimind watch` show of runs: read, folded, put on one page."""
