@@ -5,8 +5,8 @@
 Each file is trained by `launch/pretrain.py`'s own command in a process of its own (with ``--ranks``: so many, over
 gloo), as on a machine that has fp16 and bf16, with an empty YAML. Every row of the data holds the same document, so
 that a loss depends on nothing but the updates before it: neither the batch sizes nor steps that fp16 skips make it
-another one. So each run's losses are held against those of fp32 at stage 0 with the same optimizer, clipping and schedule; half
-precision may be off by 1%. Steps that fp16's first loss scale costs are added to ``--steps``.
+another one. So each run's losses are held against those of fp32 at stage 0 with the same optimizer, clipping and
+schedule; half precision may be off by 1%. Steps that fp16's first loss scale costs are added to ``--steps``.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ class Trial:
 
     def line(self) -> str:
         """One row of the table."""
-        first_and_last = (
-            [f"{self.losses[i]:.4f} ({self.expected[i]:.4f})" for i in (0, -1)] if self.losses else ["", ""]
-        )
+        last = len(self.losses) - 1
+        shown = [f"{self.losses[i]:.4f} ({self.expected[i]:.4f})" for i in (0, last)] if self.losses else ["", ""]
         note = self.problem or (f"{self.skipped} steps skipped" if self.skipped else "")
-        return f"| {' | '.join([self.name, self.verdict, *first_and_last, note])} |"
+        return f"| {' | '.join([self.name, self.verdict, *shown, note])} |"
 
 
 class Trials:
@@ -124,7 +123,7 @@ class Trials:
             raise RuntimeError(_last_line(log))
         records = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         trained = [record for record in records if record["kind"] == "train"]
-        applied = tuple(record["loss"] for record in trained if not record["skipped"])
+        applied = tuple(record["loss"] for record in trained if record["applied"])
         return applied, len(trained) - len(applied)
 
 
