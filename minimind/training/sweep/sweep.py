@@ -21,17 +21,15 @@ from pathlib import Path
 from minimind.base.display import console
 from minimind.base.errors import UserError
 from minimind.data.store.batches import Batches, prefetch
-from minimind.training.engine.engine import start_processes
 from minimind.training.engine.schedule import Schedule
 from minimind.training.engine.step import train_step
 from minimind.training.process.ending import exit_with
-from minimind.training.process.ranks import Control
 from minimind.training.process.run_lock import RunLock
 from minimind.training.process.signals import StopRequest
 from minimind.training.run import setup
 from minimind.training.run.builder import build_engine
 from minimind.training.run.directory import write_run_files
-from minimind.training.run.task import Task, make_task
+from minimind.training.run.task import Task, join
 from minimind.training.sweep.curves import Curve, judge, recommend, recommend_from_range
 from minimind.training.sweep.options import choose_rates, parse, with_rate
 from minimind.training.sweep.report import Outcome, report
@@ -82,13 +80,11 @@ class Bench:
 
 def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) -> Bench:
     """From the command line to data and batches, as for pretraining; takes the lock. Raises UserError."""
-    task = make_task("pretrain", arguments)
+    task, control = join("pretrain", arguments)
     if task.config.commanded("learning_rate"):
         raise UserError(f"{task.config.place('learning_rate')}: a sweep sets the rates itself: leave it out")
     output = task.config.output_dir if "output_dir" in task.config.explicit else DEFAULT_OUTPUT
     config = task.config.model_copy(update={"output_dir": output, "eval_file": []})  # nothing is evaluated here
-    start_processes(config.emulate_fp16)
-    control = Control()
     notes = control.first_does(lambda: lock.take(output))
     data = setup.prepare_data(control, "pretrain", config)
     control.first_does(lambda: write_run_files(output, config, task.resolved.config, task.hardware, data.tokenizer))
