@@ -1,4 +1,4 @@
-"""The options of `launch/lr_sweep.py`, the rates they ask for, and a configuration at another rate. No torch."""
+"""The options of `launch/lr_sweep.py`, the rates they ask for, and a DeepSpeed JSON at another rate. No torch."""
 
 from __future__ import annotations
 
