@@ -185,6 +185,7 @@ def test_rates_that_make_no_sense_are_refused(more: list[str], message: str) -> 
             "--set learning_rate=5: a sweep sets the rates itself",
         ),
         (["--learning-rates", "1e-3,1e-2", "--train-file", "no/such.jsonl"], "no/such.jsonl"),
+        (["--learning-rates", "1e-3,1e-2", "--set", "model_name_or_path=no/such"], "no/such: no such directory"),
         (["--learning-rates", "1e-3,1e-2", "--output-dir", "/dev/null/x"], "can't write there"),
     ],
 )
