@@ -31,7 +31,7 @@ from minimind.config.deepspeed.source import chosen_source
 from minimind.config.run import RunConfig, load_run_config
 from minimind.training.engine import build_lock, builds
 from minimind.training.engine.deepspeed_fixes import version_problem
-from minimind.training.run.requirements import compiler_problem, lacks, remarks
+from minimind.training.run.requirements import compiler_problem, lacks, remarks, without_missing_monitor
 
 REQUIRED = (
     "torch",
@@ -206,6 +206,7 @@ def check_disk(directory: Path, need: int = 2**31) -> Check:
 
 def check_resolved(resolved: Resolved, run: RunConfig, hardware: Hardware) -> list[Check]:
     """What a valid config needs from this machine, as the run itself asks."""
+    resolved = without_missing_monitor(resolved)
     missing = [Check(lack.what, "bad", lack.reason, lack.advice) for lack in lacks(resolved, run, hardware)]
     found = [*resolved.findings, *remarks(resolved, hardware)]
     return missing + [Check(finding.code, "note", finding.message, finding.advice) for finding in found]

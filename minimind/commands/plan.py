@@ -107,8 +107,6 @@ def offload_line(run: RunConfig, resolved: Resolved, state_bytes: float, on_cpu:
     saved = (8 + state_bytes) * count / resolved.world_size
     if on_cpu:
         return "saves nothing on a CPU: device memory and CPU memory are the same"
-    if resolved.optimizer.type not in ("AdamW", "Adam"):
-        return f"n/a: {resolved.optimizer.type} has no form that runs on the CPU"
     moved = 4 * count / resolved.world_size  # half gradients down, half weights up
     word = "saves" if resolved.offload else "would save"
     return (

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, choose_config, detect
 from minimind.config.model import PRESETS, ModelConfig, default_intermediate_size
-from minimind.config.run import RunConfig, load_run_config
+from minimind.config.run import RunConfig, load_run_config, steps_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -192,6 +193,43 @@ def test_yaml_spellings() -> None:
 def test_dumped_yaml_loads_back_equal(tmp_path: Path, settings: list[str]) -> None:
     config = load_run_config(None, settings)
     assert load_run_config(write(tmp_path / "run.yaml", config.dump_yaml())) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "lowest"),
+    [
+        ([], 0.1),
+        (["lr_scheduler_type=cosine"], 0.0),
+        (["lr_scheduler_type=linear"], 0.0),
+        (["lr_scheduler_type=cosine", "min_lr_ratio=0.1"], 0.1),
+        (["lr_scheduler_type=cosine_with_min_lr", "lr_scheduler_kwargs={min_lr_rate: 0.2}"], 0.2),
+        (["lr_scheduler_type=wsd"], 0.1),
+    ],
+)
+def test_a_schedule_of_hugging_faces_name_ends_where_theirs_does(settings: list[str], lowest: float) -> None:
+    config = load_run_config(None, settings)
+    assert config.min_lr_ratio == lowest
+    assert (
+        load_run_config(
+            None,
+            [
+                f"{key}={value}"
+                for key, value in yaml.safe_load(config.dump_yaml()).items()
+                if key in ("lr_scheduler_type", "min_lr_ratio")
+            ],
+        ).min_lr_ratio
+        == lowest
+    )
+
+
+@pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
+@pytest.mark.parametrize(("given", "steps"), [("0.1", 11), ("0.001", 1), ("1", 1), ("1e2", 100), ("7.0", 7)])
+def test_a_cadence_below_1_is_a_share_of_the_run_as_in_hugging_face(name: str, given: str, steps: int) -> None:
+    cadence = getattr(load_run_config(None, [f"{name}={given}"]), name)
+    assert steps_of(cadence, 101) == steps
+    for wrong in ("0", "-1", "1.5", "often", "true", ".inf"):
+        with pytest.raises(UserError, match="a share of the run between 0 and 1"):
+            load_run_config(None, [f"{name}={wrong}"])
 
 
 @pytest.mark.parametrize(("total", "ratio", "steps"), [(1000, 0.02, 20), (101, 0.02, 3), (100, 0.0, 0)])

@@ -100,7 +100,8 @@ def _check_section(draft: Draft, section: dict[str, Any], kinds: Mapping[str, Va
             if isinstance(value, dict):
                 _check_section(draft, value, kinds[key], f"{path}.")
             else:
-                draft.problem(path, f"expected an object {{...}}, got {value!r}")
+                wanted = '{"enabled": ...}' if "enabled" in kinds[key] else "{...}"
+                draft.problem(path, f"expected an object {wanted}, got {value!r}")
                 del section[key]
         elif value != AUTO:
             _coerce(draft, section, key, kinds[key], path)
@@ -117,10 +118,20 @@ def _unknown(draft: Draft, path: str, key: str, prefix: str, kinds: Mapping[str,
     elif home:
         message = f"{path}: DeepSpeed ignores it at this place, and it is not used"
         draft.unused("key-misplaced", path, message, f"it{belongs}")
-    elif slip := nearest(key, kinds, cutoff=_SLIP):
+    elif slip := nearest(key, _may_be_meant(draft.get(path), kinds), cutoff=_SLIP):
         draft.problem(path, f"unknown key{slip}; DeepSpeed would silently ignore it")
     else:
         draft.unused("key-ignored", path, f"{path}: not a key of DeepSpeed's, which ignores it; not used", "delete it")
+
+
+def _may_be_meant(value: Any, kinds: Mapping[str, ValueKind]) -> list[str]:
+    """The keys whose section a misspelled one's ``value`` could be: it has one of its keys, and is no text."""
+    return [
+        name
+        for name, kind in kinds.items()
+        if not isinstance(kind, Mapping)
+        or not (isinstance(value, str) or (isinstance(value, Mapping) and value and not value.keys() & kind.keys()))
+    ]
 
 
 _SLIP = 0.75  # how like a known key an unknown one is to be a misspelling: "grad_clipping" is, "monitoring" is not

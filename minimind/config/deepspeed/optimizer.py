@@ -33,7 +33,8 @@ class OptimizerSpec:
 
 _REMOVED = {"onebitadam", "onebitlamb", "zerooneadam", "onebitadamw"}
 _NOT_HERE = {
-    "lamb": "its rate for a layer is a ratio of norms, which under ZeRO DeepSpeed takes over slices of many layers",
+    "lamb": "it is a CUDA kernel (FusedLamb), whose rate for a layer is a ratio of norms, and under ZeRO these are of "
+    "slices of many layers",
     "adafactor": "it factors whole matrices, and ZeRO hands it flat slices",
     "lbfgs": "it needs a closure, which DeepSpeed never gives it",
     "sparseadam": "it takes sparse gradients only, and these are dense",
@@ -41,9 +42,7 @@ _NOT_HERE = {
 }
 
 
-def resolve_optimizer(
-    draft: Draft, run: RunConfig, fallback: Mapping[str, float], offload: bool
-) -> OptimizerSpec | None:
+def resolve_optimizer(draft: Draft, run: RunConfig, fallback: Mapping[str, float]) -> OptimizerSpec | None:
     """The optimizer to build; None with the reason among the problems. Without a section: AdamW from the YAML."""
     if not draft.get("optimizer.type"):
         _by_the_yaml(draft, run)
@@ -60,11 +59,6 @@ def resolve_optimizer(
         kind = "Adam"
     _fill(draft, run, kind, params, fallback)
     _check_ranges(draft, params)
-    if offload and kind not in ("AdamW", "Adam"):
-        draft.problem(
-            "zero_optimization.offload_optimizer.device",
-            f"{kind} has no CPU form that this trainer has proven: use AdamW, or delete offload_optimizer",
-        )
     clean = {key: value for key, value in params.items() if value != AUTO and key not in _ENGINE_CHOICES}
     if clean.get("bias_correction") is True:
         del clean["bias_correction"]

@@ -12,10 +12,11 @@ _AUTOMATIC: dict[str, Callable[[int], int]] = {
     "prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
     "param_persistence_threshold": lambda hidden: 10 * hidden,
 }
+# ZeRO++'s, whose kernels need CUDA
 _QUANTIZED = {
-    "zero_quantized_weights": "it rounds the weights to 8 bits before each forward pass",
-    "zero_quantized_nontrainable_weights": "it rounds weights to 8 bits",
-    "zero_quantized_gradients": "it rounds gradients to 4 bits on their way",
+    "zero_quantized_weights": "weights are gathered in their own precision, not rounded to 8 bits",
+    "zero_quantized_nontrainable_weights": "every weight is trained",
+    "zero_quantized_gradients": "gradients are reduced in their own precision, not rounded to 4 bits",
 }
 
 
@@ -27,12 +28,11 @@ def check_partitioned(draft: Draft, run: RunConfig, world_size: int) -> None:
                 draft.set(path, rule(run.model.hidden_size))
     _check_offload_param(draft)
     _check_secondary(draft, world_size)
-    for name, what in _QUANTIZED.items():
-        if draft.get(f"zero_optimization.{name}") is True:
-            draft.problem(
-                f"zero_optimization.{name}",
-                f"true is not supported: {what}, by kernels that need CUDA, and is not proven here: delete it",
-            )
+    for name, instead in _QUANTIZED.items():
+        path = f"zero_optimization.{name}"
+        if draft.get(path) is True:
+            draft.unused("setting-dropped", path, f"{path} true is not used: {instead}", "delete it")
+            draft.drop(path)
     if draft.get("zero_optimization.leaf_module"):
         draft.find(
             "section-unused",
@@ -51,19 +51,27 @@ def _check_offload_param(draft: Draft) -> None:
 
 
 def refuse_disk(draft: Draft, where: str) -> None:
-    """NVMe: DeepSpeed itself needs libaio for it."""
+    """NVMe: DeepSpeed itself needs libaio for it, and saves it by copytree (runtime/engine.py ``save_checkpoint``)."""
     draft.problem(
         where,
-        "nvme is not supported: what DeepSpeed swaps to the disk is not in its checkpoint files, so that this trainer "
-        "could neither verify nor resume them: use cpu",
+        "nvme is not supported: DeepSpeed saves what is on the disk as raw copies of its swap files beside the "
+        "checkpoint, which this trainer can neither verify nor resume on other ranks: use cpu",
     )
 
 
 def _check_secondary(draft: Draft, world_size: int) -> None:
-    """hpZ: each group of so many ranks keeps a second copy of the weights for the backward pass."""
-    size = draft.get("zero_optimization.zero_hpz_partition_size", 1)
-    if isinstance(size, int) and (size < 1 or world_size % size):
-        draft.problem(
-            "zero_optimization.zero_hpz_partition_size",
-            f"{size} does not divide the {world_size} rank(s) of this run: use a node's number of GPUs, or delete it",
-        )
+    """hpZ: each group of so many ranks keeps a second copy of the weights for the backward pass.
+
+    DeepSpeed takes no more than there are ranks (utils/groups.py ``_create_zero_param_parallel_group``).
+    """
+    path = "zero_optimization.zero_hpz_partition_size"
+    size = draft.get(path, 1)
+    if not isinstance(size, int):
+        return
+    if size > world_size:
+        ranks = f"{world_size} rank{'s' * (world_size > 1)}"
+        text = f"{path} {size} is more than this run's {ranks}: DeepSpeed uses {world_size}"
+        draft.find("hpz-other-ranks", text, "use a node's number of GPUs")
+        draft.set(path, world_size)
+    elif size < 1 or world_size % size:
+        draft.problem(path, f"{size} does not divide the {world_size} rank(s): use a node's number of GPUs")

@@ -19,8 +19,6 @@ _REFUSED_SWITCHES = {
     "expert_parallel.enabled": "the model has no experts",
     "weight_quantization.enabled": "it is for inference",
     "zero_optimization.legacy_stage1": "DeepSpeed itself refuses it (removed in 0.5.9): delete it",
-    "zero_optimization.offload_optimizer.super_offload": "it exists only for ZeRO stage 3 on CUDA, where this trainer "
-    "has not proven it",
 }
 _REFUSED_OFF = {
     "managed_gradient_accumulation": "this trainer relies on DeepSpeed stepping once a window: delete it",
@@ -37,11 +35,20 @@ _DROPPED = {
     ("zero_optimization.compute_grad_norm", False): "clipping, health checks and metrics need the norm, which is "
     "computed",
     ("zero_optimization.load_from_fp32_weights", False): "a resumed run takes the fp32 masters, which are exact",
+    ("zero_optimization.offload_optimizer.super_offload", True): "it is ZeRO stage 3's on CUDA, and updates weights "
+    "before the norm is known; the states are offloaded, and updated after it",
     ("fp16.fp16_master_weights_and_grads", True): "masters and gradients' sums are kept in fp32",
     ("bf16.bf16_master_weights_and_grads", True): "masters are kept in fp32: bf16 would lose updates below 1/256 of "
     "a weight",
     ("bf16.bf16_optimizer_states", True): "Adam's moments are kept in fp32: bf16 rounds a change of 1/1000 to nothing",
     ("bf16.immediate_grad_update", True): "gradients are added after each backward pass, to the same sum",
+}
+_CHECKPOINTS = "this trainer writes its own verified checkpoints, in the background"
+_DROPPED_SECTIONS = {
+    "checkpoint.writer": _CHECKPOINTS,
+    "datastates_ckpt": _CHECKPOINTS,
+    "zero_optimization.zenflow": "it applies a part of each update steps later to hide the offload's time; here every "
+    "update is whole, and applied in its own step",
 }
 
 
@@ -64,52 +71,51 @@ def refuse_unsupported(draft: Draft) -> None:
             '"sum" is not supported: the loss is already divided by the global number of '
             "trainable tokens, in one place, which assumes the mean over ranks: delete it",
         )
-    if draft.get("zero_optimization.zenflow"):
-        draft.problem(
-            "zero_optimization.zenflow",
-            "ZenFlow applies part of each update late, so a step is no longer the update of its own batch: delete it",
-        )
-    for path in ("checkpoint.writer", "datastates_ckpt"):
+    for path, instead in _DROPPED_SECTIONS.items():
         if draft.get(path) not in (None, False, AUTO, {}):
-            text = f"{path} is not used: this trainer writes its own verified checkpoints, in the background"
-            draft.unused("setting-dropped", path, text, "delete it")
+            draft.unused("setting-dropped", path, f"{path} is not used: {instead}", "delete it")
         draft.drop(path)
-    _refuse_data_efficiency(draft)
-    _refuse_parallelism(draft)
+    _drop_data_efficiency(draft)
+    _drop_parallelism(draft)
     _drop_prescale(draft)
 
 
-def _refuse_data_efficiency(draft: Draft) -> None:
-    """Its switch alone does nothing; a curriculum, dynamic batches or dropped tokens train on other data."""
+def _drop_data_efficiency(draft: Draft) -> None:
+    """Its switch alone does nothing; and what is below it acts in DeepSpeed's own loader, or in converted layers."""
     section = draft.get("data_efficiency")
     if not isinstance(section, Mapping) or str(section.get("enabled")).lower() != "true":
         return
-    for outer, inner in (
-        ("data_sampling", "curriculum_learning"),
-        ("data_sampling", "dynamic_batching"),
-        ("data_routing", "random_ltd"),
-    ):
+    for (outer, inner), where in _DATA_EFFICIENCY.items():
         path = f"data_efficiency.{outer}.{inner}.enabled"
         on = [draft.get(f"data_efficiency.{outer}.enabled", False), draft.get(path)]
         if all(str(value).lower() == "true" for value in on):
-            reason = "it reorders or drops samples or tokens, and here the order is a function of seed and epoch alone"
-            draft.problem(path, f"true is not supported: {reason}")
+            text = f"{path} true is not used: DeepSpeed applies it in {where}: the order of the samples is a function "
+            draft.unused("setting-dropped", path, f"{text}of seed and epoch, and every token is trained", "delete it")
 
 
-def _refuse_parallelism(draft: Draft) -> None:
+_DATA_EFFICIENCY = {
+    ("data_sampling", "curriculum_learning"): "its own data loader, which is not used",
+    ("data_sampling", "dynamic_batching"): "its own data loader, which is not used",
+    ("data_routing", "random_ltd"): "layers that its convert_to_random_ltd() has replaced, and here are none",
+}
+
+
+def _drop_parallelism(draft: Draft) -> None:
+    """One row or one model over several ranks: here every rank has whole rows, and ZeRO splits the model."""
     size = draft.get("sequence_parallel_size", 1)
     if isinstance(size, int) and size > 1:
-        draft.problem(
-            "sequence_parallel_size", f"{size} is not supported: a row of at most a few thousand tokens fits one GPU"
-        )
+        text = f"sequence_parallel_size {size} is not used: a row of some thousand tokens fits one GPU"
+        draft.unused("parallelism-dropped", "sequence_parallel_size", f"{text}, {_OWN_ROWS}", "delete it")
     tensor = draft.get("tensor_parallel")
     width = 0 if not isinstance(tensor, Mapping) else tensor.get("autotp_size") or _tp_size(tensor)
     if isinstance(width, int) and width > 1:
-        draft.problem(
-            "tensor_parallel",
-            f"size {width} is not supported: a model of this size fits one GPU many times over, "
-            "and splitting its matrices only adds communication: delete the section",
-        )
+        text = f"tensor_parallel of size {width} is not used: a model of this size fits one GPU many times over"
+        draft.unused("parallelism-dropped", "tensor_parallel", f"{text}, {_OWN_ROWS}", "delete it")
+    for path in ("sequence_parallel_size", "tensor_parallel"):
+        draft.drop(path)
+
+
+_OWN_ROWS = "so every rank trains rows of its own, and a step has the rows of all ranks"
 
 
 def _tp_size(tensor: Mapping[str, Any]) -> Any:
@@ -139,7 +145,6 @@ def note_unused(draft: Draft) -> None:
         "pipeline": "the model is not a PipelineModule",
         "autotuning": "it belongs to `deepspeed --autotuning`",
         "data_efficiency": "it changes nothing",
-        "tensor_parallel": "its size is 1",
         "expert_parallel": "it is off",
         "hybrid_engine": "nothing is generated",
     }

@@ -181,7 +181,7 @@ def _solve(
         draft, precision, accumulation, run=run, num_parameters=num_parameters, world_size=world_size
     )
     batch = solve_batch(draft, run, world_size, fallback)
-    optimizer = resolve_optimizer(draft, run, fallback, offload)
+    optimizer = resolve_optimizer(draft, run, fallback)
     clipping = _clipping(draft, run, fallback)
     scheduler = resolve_scheduler(draft, run, optimizer)
     return _Solved(precision, stage, offload, batch, optimizer, clipping=clipping, scheduler=scheduler)
@@ -221,6 +221,7 @@ def _engine_config(
         gradient_clipping=clipping,
         steps_per_print=None,  # the trainer has its own progress line
         zero_allow_untested_optimizer=True,  # 8-bit and Lion classes are not on DeepSpeed's list; ours are tested
+        zero_force_ds_cpu_optimizer=False,  # with offload, too
     )
     if scheduler is not None:
         config["scheduler"] = scheduler

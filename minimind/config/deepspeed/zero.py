@@ -13,12 +13,11 @@ def resolve_zero(
     """The stage that runs, and whether optimizer states live in CPU memory. ``accumulation``: the gradients' dtype."""
     stage = draft.get("zero_optimization.stage", 0)
     stage = 0 if stage == AUTO else stage
-    offload = draft.get("zero_optimization.offload_optimizer.device", "none")
     if not 0 <= stage <= 3:
         draft.problem("zero_optimization.stage", f"expected 0, 1, 2 or 3, got {stage!r}")
         return 0, False
-    _check_offload(draft, stage, str(offload))
-    stage = _right_stage(draft, precision, accumulation, stage, offload == "cpu")
+    offload = _settle_offload(draft, stage)
+    stage = _right_stage(draft, precision, accumulation, stage, offload)
     zero = draft.values.setdefault("zero_optimization", {})
     zero["stage"] = stage
     if stage == 3:
@@ -26,7 +25,7 @@ def resolve_zero(
     else:
         _drop_offload_param(draft)
     _cap_buckets(draft, run, num_parameters)
-    return stage, offload == "cpu"
+    return stage, offload
 
 
 def _right_stage(draft: Draft, precision: str, accumulation: str, stage: int, offload: bool) -> int:
@@ -64,27 +63,34 @@ _STAGE_0 = {
 }
 
 
-def _check_offload(draft: Draft, stage: int, device: str) -> None:
-    where = "zero_optimization.offload_optimizer.device"
+def _settle_offload(draft: Draft, stage: int) -> bool:
+    """Whether optimizer states live in CPU memory; what asks for another place is said."""
+    section, where = "zero_optimization.offload_optimizer", "zero_optimization.offload_optimizer.device"
+    device = draft.get(where, "none")
+    if device in ("cpu", "nvme") and stage == 0:
+        text = f"{section} has no effect: DeepSpeed offloads from stage 1 on"
+        draft.find("section-unused", text, "delete it, or set the stage to 2")
+        draft.drop(section)
+        return False
     if device == AUTO:
-        draft.drop("zero_optimization.offload_optimizer")
+        draft.drop(section)
     elif device == "nvme" and stage == 3:
         refuse_disk(draft, where)
     elif device == "nvme":
-        draft.problem(
-            where,
-            "nvme is not supported: at stages 1 and 2 DeepSpeed keeps the states in CPU memory instead: use cpu",
-        )
-    elif device == "cpu" and stage == 0:
-        draft.problem(where, "cpu offload needs ZeRO stage 1, 2 or 3: set the stage")
-    ratio = draft.get("zero_optimization.offload_optimizer.ratio", 1.0)
+        text = f"{where} nvme is cpu: at stages 1 and 2 DeepSpeed keeps the states in CPU memory"
+        draft.unused("setting-dropped", where, text, 'write "cpu"')
+        draft.set(where, "cpu")
+    ratio = draft.get(f"{section}.ratio", 1.0)
     if isinstance(ratio, (int, float)) and ratio < 1:
-        reason = (
-            "the part that stays on the device keeps its first learning rate, and no checkpoint holds its moments"
+        why = (
+            "DeepSpeed's part on the device keeps its first learning rate, and no checkpoint holds its moments"
             if stage == 3
-            else "it exists only for stage 3"
+            else "DeepSpeed has it only at stage 3"
         )
-        draft.problem("zero_optimization.offload_optimizer.ratio", f"{ratio} is not supported: {reason}: delete it")
+        text = f"{section}.ratio {ratio} is not used: all states are in CPU memory ({why})"
+        draft.unused("setting-dropped", f"{section}.ratio", text, "delete it")
+        draft.drop(f"{section}.ratio")
+    return device in ("cpu", "nvme")
 
 
 def _drop_offload_param(draft: Draft) -> None:

@@ -6,6 +6,6 @@ defaults, ``sources`` lays what the user gave over one another, and ``load`` put
 
 from minimind.config.run.load import load_run_config
 from minimind.config.run.settings import RunConfig
-from minimind.config.run.values import TRACKERS
+from minimind.config.run.values import TRACKERS, steps_of
 
-__all__ = ["TRACKERS", "RunConfig", "load_run_config"]
+__all__ = ["TRACKERS", "RunConfig", "load_run_config", "steps_of"]

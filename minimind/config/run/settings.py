@@ -24,6 +24,7 @@ from minimind.config.recovery import RecoveryConfig
 from minimind.config.run.values import (
     TrainFile,
     WeightedFile,
+    as_cadence,
     as_field_map,
     as_model,
     as_optimizer,
@@ -38,6 +39,8 @@ from minimind.config.watchdog import WatchdogConfig
 
 Strategy = Literal["no", "steps", "epoch"]
 PositiveInt = Annotated[int, Field(gt=0)]
+# Every so many steps, or, below 1, a share of the whole run as Hugging Face has it
+Cadence = Annotated[int | float, BeforeValidator(as_cadence)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
@@ -92,11 +95,11 @@ class RunConfig(BaseModel):
     # Run
     seed: Annotated[int, Field(ge=0)] = 42
     output_dir: Path = OUTPUT_DIRECTORY
-    logging_steps: PositiveInt = 10
+    logging_steps: Cadence = 10
     eval_strategy: Strategy | None = None
-    eval_steps: PositiveInt | None = None
+    eval_steps: Cadence | None = None
     save_strategy: Strategy | None = None
-    save_steps: PositiveInt | None = None
+    save_steps: Cadence | None = None
     save_total_limit: PositiveInt = 3
     early_stopping_patience: PositiveInt | None = None
     report_to: Annotated[list[str], BeforeValidator(as_trackers)] = []
@@ -120,6 +123,14 @@ class RunConfig(BaseModel):
     heartbeat: Annotated[HeartbeatConfig, BeforeValidator(as_section)] = HeartbeatConfig()
 
     _places: Places = PrivateAttr(default_factory=Places)
+
+    @model_validator(mode="after")
+    def _end_as_named(self) -> RunConfig:
+        """Hugging Face's cosine and linear, asked for by name, end at 0; the default schedule at its own share."""
+        named = "lr_scheduler_type" in self.explicit and "min_lr_ratio" not in self.explicit
+        if named and self.lr_scheduler_type in ("cosine", "linear"):
+            self.__dict__["min_lr_ratio"] = 0.0  # a frozen model, and nobody has set it
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:

@@ -6,6 +6,7 @@ is no short form passes unchanged, to be judged by the field's type.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +47,24 @@ def _one_of(value: Any, names: Collection[str]) -> Any:
 def as_schedule(value: Any) -> Any:
     """A name of ``SHAPES``, or Hugging Face's for it."""
     return _one_of(_SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value, SHAPES)
+
+
+def as_cadence(value: Any) -> Any:
+    """A whole number of steps, or a share of the run between 0 and 1; also as text."""
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        number = 0.0
+    if number >= 1 and number == number // 1 and number != float("inf"):
+        return int(number)
+    if 0 < number < 1:
+        return number
+    raise ValueError(f"expected a whole number of steps, or a share of the run between 0 and 1, got {value!r}")
+
+
+def steps_of(cadence: float, total_steps: int) -> int:
+    """``logging_steps``, ``eval_steps`` or ``save_steps`` in optimizer steps; a share of the run is rounded up."""
+    return int(cadence) if cadence >= 1 else math.ceil(cadence * total_steps)
 
 
 def as_trackers(value: Any) -> Any:

@@ -55,7 +55,8 @@ TABLE: dict[str, Meaning] = {
     "max_steps": _used("-1 is: not given"),
     "learning_rate": _used("default by optimizer and size"),
     "lr_scheduler_type": _used(
-        "cosine, linear, constant, constant_with_warmup, warmup_stable_decay, cosine_with_min_lr"
+        "cosine and linear (to 0, unless `min_lr_ratio` is given), constant, constant_with_warmup, "
+        "warmup_stable_decay, cosine_with_min_lr; by default a cosine to a tenth"
     ),
     "lr_scheduler_kwargs": _other("min_lr_rate and min_lr become `min_lr_ratio`; other keys are refused"),
     "warmup_steps": _used("below 1 it is `warmup_ratio`"),
@@ -90,7 +91,7 @@ TABLE: dict[str, Meaning] = {
     "torch_empty_cache_steps": _unused("memory is planned before the run: the command `plan`"),
     "auto_find_batch_size": _unused("the command `plan` finds the largest micro-batch before the run"),
     "logging_strategy": _unused("every `logging_steps`", "steps"),
-    "logging_steps": _used("default 10"),
+    "logging_steps": _used("default 10; below 1 a share of the run"),
     "logging_first_step": _unused("the first step is always logged"),
     "log_on_each_node": _unused("rank 0 logs", True),
     "logging_nan_inf_filter": _unused("a NaN is shown, and its cause sought", True),
@@ -105,7 +106,7 @@ TABLE: dict[str, Meaning] = {
     "trackio_bucket_id": _unused("there is no trackio"),
     "trackio_static_space_id": _unused("there is no trackio"),
     "eval_strategy": _used("no, steps or epoch"),
-    "eval_steps": _used("default: ten evaluations a run, for 2% of its time at most"),
+    "eval_steps": _used("below 1 a share of the run; default: ten evaluations a run, for 2% of its time at most"),
     "eval_delay": _unused("evaluations are at their steps from the start", 0),
     "per_device_eval_batch_size": _unused(_EVALUATION, 8),
     "prediction_loss_only": _unused("only the loss is computed", True),
@@ -117,7 +118,7 @@ TABLE: dict[str, Meaning] = {
     "batch_eval_metrics": _unused("only the loss is computed"),
     "save_only_model": _unused("a checkpoint is always complete; weights alone are in `final/`"),
     "save_strategy": _used("no, steps, epoch; a stop and the end always save"),
-    "save_steps": _used("default: by the clock, at most 2% of the time"),
+    "save_steps": _used("below 1 a share of the run; default: by the clock, at most 2% of the time"),
     "save_on_each_node": _unused("all nodes write into one directory"),
     "save_total_limit": _used("default 3; the best one is kept besides"),
     "enable_jit_checkpoint": _unused("a stop by a signal always saves"),

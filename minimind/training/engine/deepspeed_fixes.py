@@ -33,6 +33,8 @@ PRIVATE: dict[str, tuple[str, ...] | None] = {
     "deepspeed.comm.torch:TorchBackend.get_all_gather_function": None,
     "deepspeed.comm.torch:TorchBackend.get_reduce_scatter_function": None,
     "deepspeed.runtime.bf16_optimizer:see_memory_usage": ("message", "force"),
+    "deepspeed.utils.comms_logging:log_dist": None,
+    "deepspeed.utils.logging:print_dist": ("message", "ranks"),
     "deepspeed.accelerator.cpu_accelerator:CPU_Accelerator.is_fp16_supported": ("self",),
     f"{_ENGINE}.backward": None,  # wrapped for profiling: its signature does not show
     f"{_ENGINE}.set_gradient_accumulation_boundary": ("self", "is_boundary"),
@@ -135,9 +137,11 @@ def check_wrapper(optimizer: Any) -> None:
 def quiet_deepspeed() -> None:
     """DeepSpeed logs some forty lines at start; what a user must know is in our header."""
     from deepspeed.runtime import bf16_optimizer
-    from deepspeed.utils import logger
+    from deepspeed.utils import comms_logging, logger
+    from deepspeed.utils.logging import print_dist
 
     logger.setLevel(logging.ERROR)
+    comms_logging.log_dist = print_dist  # asked for by comms_logger.verbose, and logged for nobody else
     # BF16_Optimizer forces memory reports through print, each with a garbage collection.
     bf16_optimizer.see_memory_usage = _say_nothing
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minimind.base.findings import Finding
+from minimind.config.run import steps_of
 from minimind.training.health.ladder import Rollback, describe_rollback
 from minimind.training.record.advice import Adviser
 from minimind.training.record.best import Best
@@ -30,7 +31,6 @@ from minimind.training.values import EvalMetrics, RunSummary, StepMetrics, evalu
 
 if TYPE_CHECKING:
     from minimind.config.run import RunConfig
-
 
 PROGRESS_SECONDS = 10.0  # between two looks at an evaluation that takes long
 
@@ -68,7 +68,7 @@ class Metrics:
         self._evaluated: tuple[int, float] | None = None  # step and loss
         self._write_failed = False
         self.adviser = Adviser(run_dir)
-        self._console = console or ConsoleLog(total_steps, run_config.logging_steps)
+        self._console = console or ConsoleLog(total_steps, steps_of(run_config.logging_steps, total_steps))
         self._file: MetricsFile | None = None
         if dry_run:
             return

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.base.findings import Finding
-from minimind.config.run import RunConfig
+from minimind.config.run import RunConfig, steps_of
 from minimind.data.store.batches import Batch, Batches, SequentialBatches, prefetch
 from minimind.training.checkpoint.directory import all_checkpoints, restore_best
 from minimind.training.checkpoint.writer import Saver
@@ -143,7 +143,7 @@ def report_due(run: Run, result: StepResult) -> bool:
     """Whether this step's numbers are read now: at the log cadence, or because steps are being skipped in a row."""
     step, patience = run.progress.step, run.config.recovery.non_finite_patience
     skipping = result.update.exhausted or run.progress.consecutive_skips >= patience
-    return skipping or step == 1 or step % run.config.logging_steps == 0
+    return skipping or step == 1 or step % steps_of(run.config.logging_steps, run.plan.total_steps) == 0
 
 
 def evaluation_due(run: Run) -> bool:

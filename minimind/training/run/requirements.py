@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minimind.base.errors import UserError
@@ -75,17 +75,30 @@ def _optimizer(resolved: Resolved) -> Iterator[Lack]:
 
 
 def _monitors(resolved: Resolved) -> Iterator[Lack]:
-    """DeepSpeed's own monitors, of which the linter leaves these two on."""
+    """The directories of DeepSpeed's own monitors, of which the linter leaves these two on."""
     for name in ("tensorboard", "csv_monitor"):
         section = resolved.config.get(name, {})
         if not section.get("enabled"):
             continue
-        if name == "tensorboard":
-            advice = "pip install tensorboard, or switch it off in the JSON"
-            yield from _importable(name, "tensorboard", "torch.utils.tensorboard", advice)
         directory = Path(section.get("output_path", "")) / section.get("job_name", "DeepSpeedJobName")
         if problem := _unwritable(directory):
             yield Lack(name, f"{directory} can't be written ({problem})", "give another output_path in the JSON")
+
+
+def without_missing_monitor(resolved: Resolved) -> Resolved:
+    """The same without tensorboard where its package can't be imported: a log never stops a run, and that is said."""
+    name = "tensorboard"
+    if not resolved.config.get(name, {}).get("enabled"):
+        return resolved
+    advice = "pip install 'minimind[tensorboard]', or switch it off in the JSON"
+    off = [
+        Finding("monitor-off", f"the JSON's {name} is switched off: {lack.reason}", lack.advice)
+        for lack in _importable(name, name, "torch.utils.tensorboard", advice)
+    ]
+    if not off:
+        return resolved
+    config = {key: value for key, value in resolved.config.items() if key != name}
+    return replace(resolved, config=config, findings=[*resolved.findings, *off])
 
 
 def _importable(what: str, package: str, module: str, advice: str) -> Iterator[Lack]:

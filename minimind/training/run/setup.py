@@ -17,7 +17,7 @@ from pathlib import Path
 from minimind.base.command_lines import typed
 from minimind.base.errors import UserError
 from minimind.config.deepspeed import Resolved
-from minimind.config.run import RunConfig
+from minimind.config.run import RunConfig, steps_of
 from minimind.data.check.overlap import Overlap, find_overlap
 from minimind.data.records.conversations import Kind
 from minimind.data.records.options import LIMITS, READING, ReadingOptions
@@ -257,7 +257,8 @@ def plan_steps(config: RunConfig, batches: Batches, held_out: TokenStore | None)
 
 def _save_steps(config: RunConfig, total: int, epoch: int) -> int | None:
     """Steps from one checkpoint to the next; None: a clock decides. A stop and the end save in any case."""
-    return {"no": total, "epoch": min(epoch, total)}.get(config.save_strategy or "", config.save_steps)
+    given = None if config.save_steps is None else steps_of(config.save_steps, total)
+    return {"no": total, "epoch": min(epoch, total)}.get(config.save_strategy or "", given)
 
 
 def _plan_evaluations(
@@ -265,7 +266,7 @@ def _plan_evaluations(
 ) -> tuple[int, str | None]:
     """Steps from one evaluation to the next, and what to say of it. Early stopping needs its usual number."""
     if config.eval_steps is not None:
-        return config.eval_steps, None
+        return steps_of(config.eval_steps, total), None
     if config.early_stopping_patience is not None:
         every = usual_steps(total)
     else:

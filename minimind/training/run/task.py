@@ -27,7 +27,7 @@ from minimind.training.process.ranks import Control
 from minimind.training.process.world import several_hosts
 from minimind.training.run.arguments import config_options, own_command
 from minimind.training.run.builder import new_model
-from minimind.training.run.requirements import require
+from minimind.training.run.requirements import require, without_missing_monitor
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def make_task(kind: Kind, arguments: argparse.Namespace) -> Task:
     """Read and check all that the command is told. Raises UserError."""
     config, first_model = configure(kind, arguments)
     hardware = detect()
-    resolved = resolve_json(kind, arguments, config, hardware)
+    resolved = without_missing_monitor(resolve_json(kind, arguments, config, hardware))
     remarks = require(resolved, config, hardware)
     return Task(kind, arguments, config, first_model, hardware=hardware, resolved=resolved, remarks=remarks)
 

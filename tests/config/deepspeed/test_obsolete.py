@@ -195,10 +195,29 @@ def test_prescaling_without_zero_is_deepspeeds() -> None:
     assert take({"prescale_gradients": True}).config["prescale_gradients"] is True
 
 
-def test_data_efficiency_is_refused_only_where_it_changes_the_data() -> None:
-    take({"data_efficiency": {"enabled": True, "data_sampling": {"enabled": True, "curriculum_learning": {}}}})
+def test_data_efficiency_is_said_where_it_would_change_the_data_in_deepspeeds_loader() -> None:
+    off = {"enabled": True, "data_sampling": {"enabled": True, "curriculum_learning": {}}}
+    assert not said(take({"data_efficiency": off}), "setting-dropped")
     curriculum = {"enabled": True, "curriculum_learning": {"enabled": True}}
-    assert "reorders" in refused({"data_efficiency": {"enabled": True, "data_sampling": curriculum}})
+    config = {"data_efficiency": {"enabled": True, "data_sampling": curriculum}}
+    (message,) = said(take(config), "setting-dropped")
+    assert "own data loader" in message and "every token is trained" in message
+    assert "--strict" in refused(config, strict=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"comment": "small model"},
+        {"checkpointing": {"enabled": True, "save_n_recent_checkpoints": 5}},
+        {"micro_batch_size_per_gpu": 4},
+        {"checkpoint": {"tag_validation_enabled": True}},
+    ],
+)
+def test_what_resembles_a_key_and_can_not_be_it_is_no_misspelling(config: dict[str, Any]) -> None:
+    resolved = take(config)
+    assert said(resolved, "key-ignored") or said(resolved, "key-misplaced")
+    assert "did you mean" in refused({"checkpoints": {"tag_validation": "Fail"}})
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [({}, "bf16"), ({"dtype": "float16"}, "fp16")])

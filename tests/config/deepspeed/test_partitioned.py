@@ -43,19 +43,40 @@ def test_auto_is_what_hugging_face_fills_in(prefix: str) -> None:
 @pytest.mark.parametrize(
     ("zero", "word"),
     [
-        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}, "not in its checkpoint files"),
-        ({"offload_param": {"device": "nvme", "nvme_path": "/d"}}, "not in its checkpoint files"),
-        ({"offload_optimizer": {"device": "cpu", "ratio": 0.3}}, "keeps its first learning rate"),
-        ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "CUDA"),
-        ({"zero_quantized_weights": True}, "8 bits"),
-        ({"zero_quantized_gradients": True}, "4 bits"),
-        ({"zero_hpz_partition_size": 2}, "does not divide the 1 rank"),
+        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}, "raw copies of its swap files"),
+        ({"offload_param": {"device": "nvme", "nvme_path": "/d"}}, "raw copies of its swap files"),
         ({"zero_hpz_partition_size": 0}, "does not divide"),
     ],
 )
 def test_refusals_are_true_of_stage_3(zero: dict[str, Any], word: str) -> None:
     with pytest.raises(UserError, match=word):
         partitioned(**zero)
+
+
+@pytest.mark.parametrize(
+    ("zero", "word"),
+    [
+        ({"offload_optimizer": {"device": "cpu", "ratio": 0.3}}, "all states are in CPU memory"),
+        ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "updated after it"),
+        ({"zero_quantized_weights": True}, "8 bits"),
+        ({"zero_quantized_gradients": True}, "4 bits"),
+    ],
+)
+def test_what_would_only_make_it_rougher_is_dropped_aloud(zero: dict[str, Any], word: str) -> None:
+    resolved = partitioned(**zero)
+    (finding,) = [finding for finding in resolved.findings if finding.code == "setting-dropped"]
+    assert word in finding.message
+    kept = resolved.config["zero_optimization"]
+    assert not {"zero_quantized_weights", "zero_quantized_gradients"} & kept.keys()
+    assert not {"ratio", "super_offload"} & kept.get("offload_optimizer", {}).keys()
+    assert resolved.offload == ("offload_optimizer" in zero)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_second_partition_is_no_larger_than_the_ranks_as_in_deepspeed(world: int) -> None:
+    resolved = partitioned(world=world, zero_hpz_partition_size=8)
+    assert resolved.config["zero_optimization"]["zero_hpz_partition_size"] == world
+    assert "hpz-other-ranks" in [finding.code for finding in resolved.findings]
 
 
 def test_a_second_partition_needs_ranks_that_it_divides() -> None:

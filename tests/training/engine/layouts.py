@@ -332,7 +332,7 @@ _ON_AXES = {
     "data_types.param_dtype",  # must equal the precision
     "fp16.enabled",
     "bf16.enabled",
-    "zero_allow_untested_optimizer",  # always set
+    "zero_allow_untested_optimizer",  # always set, as is zero_force_ds_cpu_optimizer
 }
 
 

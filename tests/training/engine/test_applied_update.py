@@ -219,8 +219,11 @@ def test_two_ranks_apply_plain_pytorchs_update() -> None:
 
 def _is_long(layout: Layout) -> bool:
     """What two ranks leave to the soak test, because it is minutes: stage 3 sends much, and most of its switches are of
-    speed; and of torch's own optimizers, which see one element at a time, SGD stands for all (one rank tries each)."""
+    speed; of torch's own optimizers, which see one element at a time, SGD stands for all, and with offload, where every
+    optimizer gets the same flat tensors as without, Adam for all (one rank tries each)."""
     if layout.optimizer in TORCHS and layout.optimizer != "SGD":
+        return True
+    if layout.offload and layout.optimizer not in ("AdamW", "Adam"):
         return True
     return layout.stage == 3 and bool(layout.switches) and (layout.precision != "fp32" or layout.offload)
 

@@ -103,6 +103,8 @@ def test_early_stopping_keeps_its_evaluations_and_a_given_number_is_taken(
     assert (stopping.eval_steps, stopping.eval_remark) == (100, None)
     given = planned(files, tmp_path / "b", "eval_steps=7")
     assert (given.eval_steps, given.eval_remark) == (7, None)
+    shares = planned(files, tmp_path / "c", "eval_steps=0.0125", "save_steps=0.5")
+    assert (shares.eval_steps, shares.save_steps, shares.save_by_time) == (13, 500, False)
     batches: Any = SimpleNamespace(steps_per_epoch=7, rows_per_step=4)
     assert plan_steps(load_run_config(None, []), batches, None).eval_steps is None
 

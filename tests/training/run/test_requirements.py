@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from minimind.config.run import RunConfig, load_run_config
 from minimind.training.run import requirements, setup
 from minimind.training.run.arguments import parse
 from minimind.training.run.main import run
-from minimind.training.run.requirements import lacks, remarks, require
+from minimind.training.run.requirements import lacks, remarks, require, without_missing_monitor
 from minimind.training.sweep import sweep as lr_sweep
 from tests.support import CPU, DS_CONFIGS
 
@@ -47,13 +46,22 @@ def monitored(**sections: dict[str, Any]) -> dict[str, Any]:
     return {"gradient_clipping": 1.0, **{name: {"enabled": True, **rest} for name, rest in sections.items()}}
 
 
-def test_a_missing_tensorboard_and_a_missing_bitsandbytes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent(monkeypatch, "tensorboard", "bitsandbytes")
-    (line,) = lines(monitored(tensorboard={}))
-    assert line == "tensorboard: tensorboard is not installed; pip install tensorboard, or switch it off in the JSON"
+def test_a_missing_tensorboard_is_switched_off_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = resolve(monitored(tensorboard={}), RunConfig(), 1, CPU)
+    assert without_missing_monitor(resolved) is resolved
+    absent(monkeypatch, "tensorboard")
+    off = without_missing_monitor(resolved)
+    assert "tensorboard" not in off.config and lacks(off, RunConfig(), CPU) == []
+    assert off.findings[-1].message == "the JSON's tensorboard is switched off: tensorboard is not installed"
+    assert "minimind[tensorboard]" in off.findings[-1].advice
+    unmonitored = resolve(monitored(), RunConfig(), 1, CPU)
+    assert without_missing_monitor(unmonitored) is unmonitored
+
+
+def test_a_missing_bitsandbytes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent(monkeypatch, "bitsandbytes")
     (line,) = lines(DS_CONFIGS / "adamw8bit.json")
     assert line == "AdamW8bit: bitsandbytes is not installed; pip install 'minimind[bnb]'"
-    assert lines({**monitored(tensorboard={}), "tensorboard": {"enabled": False}}) == []
 
 
 def test_a_directory_of_that_name_is_no_package_and_a_broken_one_is_said(
@@ -126,10 +134,10 @@ def test_pinned_memory_and_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_that_is_missing_comes_in_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent(monkeypatch, "tensorboard")
+    absent(monkeypatch, "bitsandbytes")
     config = load_run_config(None, ["attention_backend=flex"])
-    resolved = resolve(monitored(tensorboard={}), config, 1, CPU)
-    with pytest.raises(UserError, match=r"2 problems[\s\S]*tensorboard[\s\S]*attention_backend"):
+    resolved = resolve(DS_CONFIGS / "adamw8bit.json", config, 1, CPU)
+    with pytest.raises(UserError, match=r"2 problems[\s\S]*bitsandbytes[\s\S]*attention_backend"):
         require(resolved, config, CPU)
 
 
@@ -137,9 +145,8 @@ def test_all_that_is_missing_comes_in_one_error(monkeypatch: pytest.MonkeyPatch)
 def test_a_run_asks_before_it_starts_processes_or_touches_data(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absent(monkeypatch, "tensorboard")
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(monitored(tensorboard={})))
+    absent(monkeypatch, "bitsandbytes")
+    path = DS_CONFIGS / "adamw8bit.json"
     started = "minimind.training.run.task.start_processes"
     monkeypatch.setattr(started, lambda emulate: pytest.fail("processes were started"))
     monkeypatch.setattr(setup, "prepare_data", lambda *_: pytest.fail("data were prepared"))
@@ -148,6 +155,6 @@ def test_a_run_asks_before_it_starts_processes_or_touches_data(
         "pretrain": lambda: run("pretrain", parse("pretrain", words)),
         "sweep": lambda: lr_sweep.run(lr_sweep.parse([*words, "--learning-rates", "1e-3,2e-3"])),
     }
-    with pytest.raises(UserError, match="tensorboard is not installed"):
+    with pytest.raises(UserError, match="bitsandbytes is not installed"):
         work[command]()
     assert not (tmp_path / "run").exists()
