@@ -12,6 +12,8 @@ emoji code in a text is interpreted: style is given as Text.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import traceback
 from collections.abc import Iterable
@@ -53,6 +55,21 @@ def say(text: object, end: str = "\n") -> None:
 def complain(text: object) -> None:
     """Print a line for people on stderr, `shown` always."""
     print(shown(str(text)), file=sys.stderr, flush=True)
+
+
+def speak_utf8() -> None:
+    """Let texts of any language be typed, read and printed whatever the locale; call it first in a process.
+
+    In the locale C Python takes ASCII for words, file names and output, unless its UTF-8 mode is on (PEP 540: it is, but
+    for PYTHONUTF8=0 and the like): the process starts over with the mode on, under the same id. Another encoding
+    that lacks a character shows its escape.
+    """
+    if sys.getfilesystemencoding() == "ascii":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def show_tracebacks() -> None:

@@ -100,7 +100,9 @@ def _refuse_parallelism(draft: Draft) -> None:
     size = draft.get("sequence_parallel_size", 1)
     if isinstance(size, int) and size > 1:
         draft.problem(
-            "sequence_parallel_size", f"{size} is not supported: a row of at most a few thousand tokens fits one GPU"
+            "sequence_parallel_size",
+            f"{size} is not supported: each rank reads whole rows of its own, and a key/value head a rank would be "
+            "needed: delete it; for long rows use gradient_checkpointing",
         )
     tensor = draft.get("tensor_parallel")
     width = 0 if not isinstance(tensor, Mapping) else tensor.get("autotp_size") or _tp_size(tensor)
