@@ -29,7 +29,8 @@ TOKENS = ACCUMULATION * 64 * 512  # by GPU and optimizer step
 H200_MFU = 0.25
 NVLINK, NETWORK = 360e9, 10e9  # bytes/s each way by GPU: 80% of NVLink 4 (450 GB/s) and of 100 Gb/s
 
-# Clusters of eight-GPU nodes. A step of 4M tokens in all (Llama's, arXiv:2302.13971) at any number of GPUs: no accumulation
+# Clusters of eight-GPU nodes. A step of 4M tokens in all (Llama's, arXiv:2302.13971) at any number of GPUs, so that
+# nothing is left to accumulate
 CLUSTERS, NODE, LINKS = (64, 256, 1024, 4096), 8, (25, 100, 400)  # GPUs; GPUs a node; Gb/s each way of a node
 LINK_BYTES = 1e8  # bytes/s of a Gb/s, at 80%
 CLUSTER_TOKENS, CLUSTER_LENGTH, CLUSTER_MFU = 4 * 2**20, 2048, 0.40

@@ -60,9 +60,9 @@ def complain(text: object) -> None:
 def speak_utf8() -> None:
     """Let texts of any language be typed, read and printed whatever the locale; call it first in a process.
 
-    In the locale C Python takes ASCII for words, file names and output, unless its UTF-8 mode is on (PEP 540: it is, but
-    for PYTHONUTF8=0 and the like): the process starts over with the mode on, under the same id. Another encoding
-    that lacks a character shows its escape.
+    In the locale C, Python takes ASCII for words, file names and output unless its UTF-8 mode is on (PEP 540; not with
+    PYTHONUTF8=0): the process then starts over with the mode on, under the same id. An output in another encoding
+    that lacks a character gets its escape.
     """
     if sys.getfilesystemencoding() == "ascii":
         os.environ["PYTHONUTF8"] = "1"

@@ -1,4 +1,4 @@
-"""What gloo ranks send in one optimizer step of four micro-batches: counted at every ZeRO stage, beside the formulas."""
+"""What gloo ranks send in one optimizer step of four micro-batches: counted by ZeRO stage, beside the formulas."""
 
 from __future__ import annotations
 
