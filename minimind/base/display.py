@@ -64,11 +64,11 @@ def speak_utf8() -> None:
     PYTHONUTF8=0): the process then starts over with the mode on, under the same id. An output in another encoding
     that lacks a character gets its escape.
     """
-    if sys.getfilesystemencoding() == "ascii":
+    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":  # else it was turned off by -X
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding == "ascii"):
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -116,10 +116,11 @@ def _prints(function: ast.expr) -> bool:
 ASCII = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
 
 
-def in_a_shell(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+def in_a_shell(words: list[str], folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     code = "from minimind.cli import main; main()"
     environment = os.environ | {"PYTHONPATH": str(Path(minimind.__file__).parents[1])} | variables
-    return subprocess.run([sys.executable, "-c", code, *words], cwd=folder, env=environment, capture_output=True)
+    command = [sys.executable, *options, "-c", code, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True)
 
 
 def test_the_locale_c_takes_and_prints_every_language(tmp_path: Path) -> None:
@@ -134,4 +135,10 @@ def test_an_encoding_that_lacks_a_character_shows_its_escape(tmp_path: Path) -> 
     variables = {"PYTHONIOENCODING": "latin-1:strict", "PYTHONUTF8": "1"}
     (tmp_path / "text.jsonl").write_text('{"坏": 1}\n', encoding="utf-8")
     found = in_a_shell(["check", "text.jsonl"], tmp_path, **variables)
+    assert found.returncode == 1 and rb"\u574f" in found.stdout and b"Traceback" not in found.stderr
+
+
+def test_a_utf8_mode_that_is_forbidden_is_no_endless_start(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text('{"坏": 1}\n', encoding="utf-8")
+    found = in_a_shell(["check", "text.jsonl"], tmp_path, "-X", "utf8=0", **ASCII | {"PYTHONUTF8": "1"})
     assert found.returncode == 1 and rb"\u574f" in found.stdout and b"Traceback" not in found.stderr
