@@ -55,7 +55,8 @@ def commands(page: Path, name: str) -> list[list[str]]:
 
 def launched(page: Path) -> list[list[str]]:
     """The lines that start a script, as ``deepspeed`` lines: ``minimind launch`` takes these words and --restarts."""
-    ours = [words[2:] for words in commands(page, "minimind") if words[1] == "launch" and words[-1] != "..."]
+    ours = [words[2:] for words in commands(page, "minimind") if words[1] == "launch" and words[-1].strip(".")]
+    ours = [words for words in ours if any(word.endswith(".py") for word in words)]
     ours = [words[2:] if words[0] == "--restarts" else words for words in ours]
     return [*commands(page, "deepspeed"), *(["deepspeed", *words] for words in ours)]
 
