@@ -12,6 +12,8 @@ emoji code in a text is interpreted: style is given as Text.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import traceback
 from collections.abc import Iterable
@@ -53,6 +55,21 @@ def say(text: object, end: str = "\n") -> None:
 def complain(text: object) -> None:
     """Print a line for people on stderr, `shown` always."""
     print(shown(str(text)), file=sys.stderr, flush=True)
+
+
+def speak_utf8() -> None:
+    """Let texts of any language be typed, read and printed whatever the locale; call it first in a process.
+
+    In the locale C, Python takes ASCII for words, file names and output unless its UTF-8 mode is on (PEP 540; not with
+    PYTHONUTF8=0): the process then starts over with the mode on, under the same id. An output in another encoding
+    that lacks a character gets its escape.
+    """
+    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":  # else it was turned off by -X
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding == "ascii"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def show_tracebacks() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from minimind.base.display import complain, show_tracebacks
+from minimind.base.display import complain, show_tracebacks, speak_utf8
 from minimind.base.errors import UserError
 from minimind.cli.root import app
 
@@ -18,6 +18,7 @@ from minimind.cli import runs, data, models  # noqa: F401  # isort: skip
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit; the console script calls it without arguments."""
+    speak_utf8()
     show_tracebacks()
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(run([word for word in words if word != "--debug"], debug="--debug" in words))

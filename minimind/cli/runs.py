@@ -78,7 +78,7 @@ def doctor(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def launch(context: typer.Context) -> None:
-    """The deepspeed command with the same words after it; stops and exit codes can be relied upon (docs/resume.md)."""
+    """The deepspeed command with the same words after it; stops and exit codes can be relied upon (docs/signals.md)."""
     if context.args in ([], ["--help"], ["-h"]):  # words after a script are its own, --help too
         say(context.get_help())
         return

@@ -111,3 +111,34 @@ def _prints(function: ast.expr) -> bool:
         return function.id in ("print", "Console")
     owner = function.value if isinstance(function, ast.Attribute) else None
     return isinstance(owner, ast.Attribute) and owner.attr in ("stdout", "stderr") and function.attr == "write"  # type: ignore[attr-defined]
+
+
+ASCII = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+
+
+def in_a_shell(words: list[str], folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    code = "from minimind.cli import main; main()"
+    environment = os.environ | {"PYTHONPATH": str(Path(minimind.__file__).parents[1])} | variables
+    command = [sys.executable, *options, "-c", code, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True)
+
+
+def test_the_locale_c_takes_and_prints_every_language(tmp_path: Path) -> None:
+    (tmp_path / "文.jsonl").write_text('{"text": "海很平静。"}\n{"坏": 1}\n', encoding="utf-8")
+    found = in_a_shell(["check", "文.jsonl"], tmp_path, **ASCII)
+    assert (found.returncode, b"Traceback" in found.stderr) == (1, False), found.stderr.decode()
+    assert "文.jsonl" in found.stdout.decode() and "坏" in found.stdout.decode()
+    assert found.stdout == in_a_shell(["check", "文.jsonl"], tmp_path, PYTHONUTF8="1").stdout
+
+
+def test_an_encoding_that_lacks_a_character_shows_its_escape(tmp_path: Path) -> None:
+    variables = {"PYTHONIOENCODING": "latin-1:strict", "PYTHONUTF8": "1"}
+    (tmp_path / "text.jsonl").write_text('{"坏": 1}\n', encoding="utf-8")
+    found = in_a_shell(["check", "text.jsonl"], tmp_path, **variables)
+    assert found.returncode == 1 and rb"\u574f" in found.stdout and b"Traceback" not in found.stderr
+
+
+def test_a_utf8_mode_that_is_forbidden_is_no_endless_start(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text('{"坏": 1}\n', encoding="utf-8")
+    found = in_a_shell(["check", "text.jsonl"], tmp_path, "-X", "utf8=0", **ASCII | {"PYTHONUTF8": "1"})
+    assert found.returncode == 1 and rb"\u574f" in found.stdout and b"Traceback" not in found.stderr

@@ -36,5 +36,32 @@ def test_time_is_flops_over_used_peak() -> None:
 
 def test_the_page_holds_what_the_script_prints(model: Transformer) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for table in (paper.communication(model), paper.two_hours(model)):
+    for table in (paper.communication(model), paper.clusters(), paper.checkpoints(), paper.two_hours(model)):
         assert table in page
+
+
+def test_an_all_reduce_is_a_scatter_and_a_gather() -> None:
+    # so without accumulation every stage above 0 sends the same
+    assert len({paper.step_bytes(stage, PARAMETERS, 64, accumulation=1) for stage in (1, 2, 3)}) == 1
+
+
+def test_stage_3_gathers_twice_and_scatters_once_a_micro_batch() -> None:
+    assert paper.step_bytes(3, PARAMETERS, 8, accumulation=4) == pytest.approx(4 * 3 * 2 * PARAMETERS * 7 / 8)
+
+
+def test_a_node_alone_sends_over_nvlink_only() -> None:
+    sent = paper.payloads(1, PARAMETERS, 1)
+    alone = paper.cluster_seconds(sent, paper.NODE, link=1.0)
+    assert alone == pytest.approx(paper.step_bytes(1, PARAMETERS, paper.NODE) / paper.NVLINK)
+
+
+def test_a_nodes_link_carries_the_whole_tensor_twice_for_an_all_reduce() -> None:
+    sent = {"all_reduce": 100.0}
+    across = paper.cluster_seconds(sent, 4 * paper.NODE, link=10.0) - paper.cluster_seconds(sent, paper.NODE, 10.0)
+    assert across == pytest.approx(2 * 100 * 3 / 4 / 10)
+
+
+def test_hpz_spares_the_network_a_third() -> None:
+    link = 1.0  # so slow that NVLink counts nothing
+    whole = paper.cluster_seconds(paper.payloads(3, PARAMETERS, 1), 64, link)
+    assert paper.hpz_seconds(PARAMETERS, 64, link) == pytest.approx(whole * 2 / 3)

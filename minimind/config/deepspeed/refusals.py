@@ -104,8 +104,11 @@ def _drop_parallelism(draft: Draft) -> None:
     """One row or one model over several ranks: here every rank has whole rows, and ZeRO splits the model."""
     size = draft.get("sequence_parallel_size", 1)
     if isinstance(size, int) and size > 1:
-        text = f"sequence_parallel_size {size} is not used: a row of some thousand tokens fits one GPU"
-        draft.unused("parallelism-dropped", "sequence_parallel_size", f"{text}, {_OWN_ROWS}", "delete it")
+        draft.problem(
+            "sequence_parallel_size",
+            f"{size} is not supported: each rank reads whole rows of its own, and a key/value head a rank would be "
+            "needed: delete it; for long rows use gradient_checkpointing",
+        )
     tensor = draft.get("tensor_parallel")
     width = 0 if not isinstance(tensor, Mapping) else tensor.get("autotp_size") or _tp_size(tensor)
     if isinstance(width, int) and width > 1:

@@ -17,7 +17,7 @@ import os
 import sys
 from typing import NoReturn
 
-from minimind.base.display import complain, show_tracebacks
+from minimind.base.display import complain, show_tracebacks, speak_utf8
 from minimind.base.errors import UserError
 from minimind.training.process.orphans import end_with_launcher
 from minimind.training.process.signals import StoppedEarly, StopRequest, ignore, say_stopped
@@ -26,6 +26,7 @@ from minimind.training.process.world import enter, speaks
 
 def start(module: str, *arguments: str) -> NoReturn:
     """Import ``module`` and exit through its ``main(*arguments, stop=...)``."""
+    speak_utf8()
     show_tracebacks()
     stop, code = StopRequest(), 0
     try:

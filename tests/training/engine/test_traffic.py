@@ -1,98 +1,98 @@
-"""What two gloo ranks send in one optimizer step of four micro-batches: counted, at ZeRO stages 0, 1 and 2."""
+"""What gloo ranks send in one optimizer step of four micro-batches: counted by ZeRO stage, beside the formulas."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from functools import cache
 
 import pytest
 import torch
 
-from benchmarks.traffic import RING_FACTOR, Call, Traffic, counting, ring_bytes
-from minimind.config.deepspeed import resolve
-from minimind.training.engine.engine import Engine
-from minimind.training.engine.step import train_step
-from tests.support import CPU, DS_CONFIGS, RowBatch, random_rows, run_ranks, split, tiny_config, tiny_model
+from benchmarks.paper import payloads
+from benchmarks.step_traffic import SMALL, STAGES, compared, on_ranks
+from benchmarks.traffic import RING_FACTOR, Call, Traffic, ring_bytes
 
-ACCUMULATION, RANKS = 4, 2
-SIZES = {"fp32.json": 4, "bf16.json": 2, "fp16.json": 2, "bf16_zero2.json": 2}  # bytes of a gradient on the wire
-
-
-def in_phases(engine: Engine, traffic: Traffic) -> Engine:
-    """The engine, telling ``traffic`` which micro-batch's forward or backward it is in, or that it updates."""
-    forward, update = engine.forward, engine.update
-    number = iter(range(ACCUMULATION))
-
-    def counted_forward(batch: Any, last: bool) -> Any:
-        traffic.phase = f"micro-batch {next(number)}"
-        return forward(batch, last)
-
-    def counted_update() -> Any:
-        traffic.phase = "update"
-        return update()
-
-    engine.forward, engine.update = counted_forward, counted_update  # type: ignore[method-assign]
-    return engine
+ACCUMULATION = 4
+SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "bf16_zero2": 2}  # bytes of a gradient on the wire
+RANKS = [2, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (4, 8))]
 
 
-def rows(engine: Engine) -> list[RowBatch]:
-    return split(random_rows(2 * ACCUMULATION * RANKS, seed=0), 2, engine.rank, RANKS)
+@cache
+def measured(ranks: int) -> dict[str, tuple[int, Traffic]]:
+    return on_ranks(ranks, [*SIZES, "bf16_zero3"], ACCUMULATION)
 
 
-def one_step(name: str) -> dict[str, Any]:
-    """On one rank: payload bytes by phase and collective of the second step, and the number of parameters."""
-    config = tiny_config("per_device_train_batch_size=2", f"gradient_accumulation_steps={ACCUMULATION}")
-    resolved = resolve(json.loads((DS_CONFIGS / name).read_text()), config, RANKS, CPU, emulate_fp16=True)
-    engine = Engine(tiny_model(), resolved, lambda step: 1.0)
-    train_step(engine, rows(engine))  # the first step may set things up
-    with counting() as traffic:
-        train_step(in_phases(engine, traffic), rows(engine))
-    large = [call for call in traffic.calls if call.bytes > 64]  # counts, norms and flags are smaller
-    return {
-        "parameters": sum(p.numel() for p in engine.module.parameters()),
-        "calls": [(call.phase, call.name, call.bytes) for call in large],
-        "small": sum(call.bytes for call in traffic.calls if call.bytes <= 64),
-    }
+def large(traffic: Traffic) -> list[Call]:
+    """Without counts, norms and flags."""
+    return [call for call in traffic.calls if call.bytes > SMALL]
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, dict[str, Any]]:
-    return run_ranks(RANKS, all_configs)[0]
+def gradients(ranks: int, name: str) -> tuple[int, list[tuple[str, str, int]]]:
+    """The number of parameters, and the large calls of forward and backward passes."""
+    parameters, traffic = measured(ranks)[name]
+    calls = [(call.phase, call.name, call.bytes) for call in large(traffic) if call.phase.startswith("micro-batch")]
+    return parameters, calls
 
 
-def all_configs() -> dict[str, dict[str, Any]]:
-    return {name: one_step(name) for name in SIZES}
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_stages_0_and_1_reduce_gradients_once_a_step(ranks: int, name: str) -> None:
+    parameters, calls = gradients(ranks, name)
+    assert calls == [(f"micro-batch {ACCUMULATION - 1}", "all_reduce", parameters * SIZES[name])]
 
 
-@pytest.mark.parametrize("name", ["fp32.json", "bf16.json", "fp16.json"])
-def test_stages_0_and_1_reduce_gradients_once_a_step(measured: dict[str, dict[str, Any]], name: str) -> None:
-    found, size = measured[name], SIZES[name]
-    gradients = [call for call in found["calls"] if call[0].startswith("micro-batch")]
-    assert gradients == [(f"micro-batch {ACCUMULATION - 1}", "all_reduce", found["parameters"] * size)]
-
-
-def test_stage_2_reduces_in_every_micro_batch(measured: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("ranks", RANKS)
+def test_stage_2_reduces_in_every_micro_batch(ranks: int) -> None:
     # DeepSpeed 0.19.8 all-reduces the bucket (use_multi_rank_bucket_allreduce) where the paper has a reduce-scatter
-    found = measured["bf16_zero2.json"]
-    gradients = [call for call in found["calls"] if call[0].startswith("micro-batch")]
-    assert gradients == [(f"micro-batch {i}", "all_reduce", found["parameters"] * 2) for i in range(ACCUMULATION)]
+    parameters, calls = gradients(ranks, "bf16_zero2")
+    assert calls == [(f"micro-batch {i}", "all_reduce", parameters * 2) for i in range(ACCUMULATION)]
 
 
-@pytest.mark.parametrize("name", ["bf16.json", "fp16.json", "bf16_zero2.json"])
-def test_partitioned_weights_are_gathered_once(measured: dict[str, dict[str, Any]], name: str) -> None:
-    found = measured[name]
-    gathered = [size for phase, kind, size in found["calls"] if phase == "update" and kind.startswith("all_gather")]
-    padding = 64 * RANKS * SIZES[name]  # by parameter group
-    assert found["parameters"] * SIZES[name] <= sum(gathered) <= found["parameters"] * SIZES[name] + padding
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", ["bf16", "fp16", "bf16_zero2"])
+def test_partitioned_weights_are_gathered_once(ranks: int, name: str) -> None:
+    parameters, traffic = measured(ranks)[name]
+    gathered = sum(c.bytes for c in large(traffic) if c.phase == "update" and c.name.startswith("all_gather"))
+    padding = 64 * ranks * SIZES[name]  # by parameter group
+    assert parameters * SIZES[name] <= gathered <= parameters * SIZES[name] + padding
 
 
-def test_stage_0_gathers_nothing(measured: dict[str, dict[str, Any]]) -> None:
-    assert all(phase != "update" for phase, _, _ in measured["fp32.json"]["calls"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_stage_3_scatters_gradients_and_gathers_weights_up_to_twice_in_every_micro_batch(ranks: int) -> None:
+    parameters, calls = gradients(ranks, "bf16_zero3")
+    matrices = parameters - 5 * 32  # the norms' gains stay whole: below stage3_param_persistence_threshold
+    for index in range(ACCUMULATION):
+        here = [(name, size) for phase, name, size in calls if phase == f"micro-batch {index}"]
+        scattered = sum(size for name, size in here if name.startswith("reduce_scatter"))
+        gathered = sum(size for name, size in here if name.startswith("all_gather"))
+        assert scattered == 2 * matrices
+        assert 1.5 * 2 * matrices < gathered < 2 * 2 * matrices  # the embedding and the last weights once
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_stage_0_gathers_nothing(ranks: int) -> None:
+    assert all(call.phase != "update" for call in large(measured(ranks)["fp32"][1]))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", list(SIZES))
-def test_everything_else_is_a_few_bytes(measured: dict[str, dict[str, Any]], name: str) -> None:
-    assert measured[name]["small"] <= 64
+def test_everything_else_is_a_few_bytes(ranks: int, name: str) -> None:
+    assert sum(call.bytes for call in measured(ranks)[name][1].calls if call.bytes <= SMALL) <= 64
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", ["fp32", "bf16", "bf16_zero2"])
+def test_the_formulas_are_what_is_counted(ranks: int, name: str) -> None:
+    parameters, traffic = measured(ranks)[name]
+    computed = payloads(STAGES[name], parameters, ACCUMULATION)
+    for kind, size in computed.items():
+        counted = sum(call.bytes for call in large(traffic) if call.name.startswith(kind))
+        assert counted == pytest.approx(size, rel=64 * ranks / parameters), kind
+
+
+def test_a_line_of_the_comparison() -> None:
+    traffic = Traffic([Call("all_reduce", 200, torch.bfloat16, ""), Call("all_gather_single", 220, torch.bfloat16, "")])
+    traffic.calls.append(Call("all_reduce", 24, torch.float64, ""))
+    assert compared("bf16", 100, traffic, 4) == ["200 / 200 = 1.000", "220 / 200 = 1.100", "0 / 0", "24"]
 
 
 def test_a_ring_all_reduce_moves_twice_what_a_gather_does() -> None:
