@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PACKAGES = ("minimind", "deepspeed", "bitsandbytes")  # whose code is a place; torch's own is called from one of them
@@ -55,9 +55,9 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name in VALUES or name in SIZES or (name in INDEXED and _by_boolean(args[1])):
-            self._note(name)
-        elif name == "repeat_interleave" and _sized_by_values(args, kwargs or {}):
+        cut = name in INDEXED and _by_boolean(args[1])
+        repeated = name == "repeat_interleave" and _sized_by_values(args, kwargs or {})
+        if name in VALUES | SIZES or cut or repeated:
             self._note(name)
         return func(*args, **(kwargs or {}))
 

@@ -123,9 +123,7 @@ class Recorder:
         seconds = self._clock() - self._since
         tokens = sum(result.tokens for result, _ in self._pending)
         speed = tokens / seconds if self._trusted and seconds > 0 else None
-        losses = [
-            total / max(result.tokens, 1) for total, (result, _) in zip(sums[:count], self._pending, strict=True)
-        ]
+        losses = [total / max(result.tokens, 1) for total, (result, _) in zip(sums[:count], self._pending, strict=True)]
         reports = [
             self._metrics(loss, replace(result.update, grad_norm=norm), progress, speed, seconds)
             for loss, norm, (result, progress) in zip(losses, norms, self._pending, strict=True)

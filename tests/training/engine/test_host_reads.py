@@ -1,4 +1,4 @@
-"""No hidden wait for a GPU: every read of the host in an optimizer step, its log and an evaluation, of each shipped JSON.
+"""No hidden wait for a GPU: every host read of an optimizer step, its log and an evaluation, for each shipped JSON.
 
 ``ALLOWED`` has each by its place; another one fails, and so does an entry that is not met any more. What only the
 model does on a device that is no CPU runs on "meta", whose values nobody can read.
