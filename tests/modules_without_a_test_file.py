@@ -34,6 +34,9 @@ COVERED_BY = {
     "data/records/test_conversations.py": "data/records/turns data/records/values",
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
+    "inference/serving/test_openai_client.py": "inference/serving/replies",
+    "inference/serving/test_requests.py": "inference/serving/errors inference/serving/neutral",
+    "inference/test_batching.py": "inference/slots",
     "interop/test_model_card.py": "commands/facts",
     "interop/test_tokenizer_files.py": "text/marked_template",
     "interop/test_families.py": "interop/huggingface_config",
@@ -49,6 +52,11 @@ COVERED_BY = {
     "training/health/test_monitor.py": "config/health training/health/rules training/health/lr_bands",
     "training/health/test_trouble.py": "config/recovery",
     "training/process/test_run_lock.py": "training/process/ending",
+    "training/process/heart/test_heartbeat.py": (
+        "config/heartbeat training/process/heart/living training/process/heart/pulse"
+    ),
+    "training/process/heart/test_listener.py": "training/process/heart/beats training/process/heart/caller",
+    "training/process/heart/test_roll.py": "training/process/attention training/process/heart/loss",
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",

@@ -103,10 +103,13 @@ class Host:
             raise Missing(f"namespaces are not permitted here: {self._outer.stderr.read().strip()}")
         (self.pid,) = children(self._outer.pid)  # as seen from outside
         self._namespace = _namespace(self.pid)
+        # The network stays when the host dies: with it would go the other end of the cable, the other host's interface.
+        self._network = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
 
     def command(self, words: Sequence[str | Path]) -> list[str]:
         """What runs ``words`` on this host."""
-        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--pid", "--", *map(str, words)]
+        namespaces = ["--net", "--mount", "--uts", "--pid", f"--wd={ROOT}"]
+        return ["nsenter", f"--target={self.pid}", *namespaces, "--", *map(str, words)]
 
     def environment(self, **more: str) -> dict[str, str]:
         """Of a login: this process's, without what a launcher has set, with the host's home and this project."""
@@ -147,6 +150,11 @@ class Host:
             self._outer.communicate(timeout=PATIENCE)
             wait_for(lambda: not self.processes(""))
 
+    def close(self) -> None:
+        """End it, and take its network away. Once."""
+        self.kill()
+        os.close(self._network)
+
     def serve_ssh(self, key: Path) -> None:
         """An ssh server that the other host may enter without a password, and a client with the key."""
         server = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -183,7 +191,7 @@ class Bed:
         with ExitStack() as stack:
             for host in self.hosts:
                 host.boot(self._names(host))
-                stack.callback(host.kill)
+                stack.callback(host.close)
             self._join()
             self._stack = stack.pop_all()
         return self
@@ -265,7 +273,7 @@ def _pids() -> list[int]:
 
 def _namespace(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:  # it is gone
         return ""
 

@@ -73,11 +73,16 @@ def test_signals_reach_what_runs_on_a_host_and_kill_ends_all_of_it(bed: Bed) -> 
 
 def test_nothing_is_left_after_a_failure(tmp_path: Path) -> None:
     before, pids = interfaces(), []
-    with pytest.raises((ZeroDivisionError, Missing)) as failure, Bed(tmp_path / "hosts") as bed:
-        bed.hosts[0].start(["sleep", str(PATIENCE)])
-        wait_for(lambda: bed.hosts[0].processes("sleep"))
-        pids += processes_of(bed)
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with Bed(tmp_path / "hosts") as bed:
+            bed.hosts[0].start(["sleep", str(PATIENCE)])
+            wait_for(lambda: bed.hosts[0].processes("sleep"))
+            pids.extend(processes_of(bed))
+            raise ZeroDivisionError
+
+    with pytest.raises((ZeroDivisionError, Missing)) as failure:
+        fail()
     if isinstance(failure.value, Missing):
         pytest.skip(str(failure.value))
     assert len(pids) >= 3 and not any(Path(f"/proc/{pid}").exists() for pid in pids)

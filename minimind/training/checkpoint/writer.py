@@ -95,10 +95,11 @@ class Saver:
         protected: set[Path],
         watchdog: Watchdog | None = None,
         apart: Sequence[int] = (),
+        complete: Callable[[Path], None] = lambda _: None,
     ) -> None:
         """``keep``: save_total_limit. ``protected``: never deleted; may be added to while the run goes on. ``apart``:
-        the ranks that do not see the first one's disk."""
-        self._apart = apart
+        the ranks that do not see the first one's disk. ``complete`` is told of each checkpoint that is."""
+        self._apart, self._complete = apart, complete
         self._watchdog = watchdog or Watchdog()
         self.protected = protected
         self._engine, self._agreement, self._run_dir, self._keep = engine, agreement, run_dir, keep
@@ -198,6 +199,7 @@ class Saver:
             self._agreement.first_does(lambda: publish(temporary, final, job.manifest))
             job.published = True
         self._agreement.first_does(lambda: _point(self._run_dir, final, job.best))
+        self._complete(final)
 
     def _write_files(self, snapshot: Snapshot, directory: Path) -> dict[str, dict[str, Any]]:
         """All ranks' files; what the manifest says of them. Raises OSError, the same on all ranks."""

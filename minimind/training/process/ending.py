@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from minimind.base.display import complain
 from minimind.base.errors import UserError
+from minimind.training.process.meeting import PeerLost
 from minimind.training.process.signals import StoppedEarly, StopRequest, say_stopped
 from minimind.training.process.world import speaks
 
@@ -32,6 +33,9 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
     except UserError as error:
         _complain_once(error, debug)
         code = 2
+    except PeerLost as lost:
+        _complain_once(lost, debug)
+        code = 1
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
         code = 0
@@ -46,7 +50,7 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
     sys.exit(code)
 
 
-def _complain_once(error: UserError, debug: bool) -> None:
+def _complain_once(error: UserError | PeerLost, debug: bool) -> None:
     """One line a host; with ``debug`` every rank's traceback. To be called where the error is being handled."""
     if debug:
         complain(traceback.format_exc().rstrip())

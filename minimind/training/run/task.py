@@ -17,10 +17,12 @@ from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware, detect
 from minimind.config.deepspeed import Resolved, resolve
 from minimind.config.deepspeed.source import chosen_source
+from minimind.config.heartbeat import HeartbeatConfig
 from minimind.config.run import RunConfig, load_run_config
 from minimind.data.records.conversations import Kind
 from minimind.model.transformer import Transformer
 from minimind.training.engine.engine import start_processes
+from minimind.training.process.meeting import PeerLost, meet
 from minimind.training.process.ranks import Control
 from minimind.training.process.world import several_hosts
 from minimind.training.run.arguments import config_options, own_command
@@ -56,10 +58,13 @@ def join(kind: Kind, arguments: argparse.Namespace) -> tuple[Task, Control]:
         if not several_hosts():
             raise
         failure, task = error, None
+    limits = task.config.heartbeat if task is not None else HeartbeatConfig()
     try:
+        store = meet(limits.start_limit)
         start_processes(task is not None and task.config.emulate_fp16)
-    except UserError as error:  # another rank is not there: what is wrong here comes first
+    except (UserError, PeerLost) as error:  # another rank is not there: what is wrong here comes first
         raise failure or error from None
+    del store  # the process group has its own handle of it now
     control = Control()
 
     def made() -> Task:
