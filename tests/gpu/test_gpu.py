@@ -12,6 +12,8 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,12 +21,19 @@ import torch
 from torch import Tensor
 
 from minimind.base.hardware import detect
+from minimind.config.deepspeed import resolve
+from minimind.data.store.batches import Batch
 from minimind.inference.generation import Sampling, generate
 from minimind.model import attention
 from minimind.model.cuda import AMPERE, varlen_kernel, varlen_runs
 from minimind.model.transformer import ModelConfig, Transformer
+from minimind.training.engine.engine import Engine, start_processes
+from minimind.training.engine.muon import Muon
+from minimind.training.engine.optimizers import parameter_groups
 from minimind.training.record.file import read_metrics
-from tests.support import DS_CONFIGS
+from minimind.training.run import evaluation
+from minimind.training.run.evaluation import evaluate
+from tests.support import DS_CONFIGS, tiny_config
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +111,86 @@ def test_greedy_answers_are_those_of_full_forwards(dtype: torch.dtype) -> None:
         logits = model(torch.tensor([prompt + answer], device=DEVICE))[0, len(prompt) - 1 : -1].float()
     chosen = logits.gather(1, torch.tensor(answer, device=DEVICE)[:, None])[:, 0]
     assert bool((chosen >= logits.max(1).values - 0.05 * logits.std()).all())
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """What waits for the device within raises: reads, copies to the host, copies from memory that is not pinned."""
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF.values()])
+def test_a_step_of_the_model_waits_for_nothing(dtype: torch.dtype, compiled: bool) -> None:
+    """Copy of the batch, forward, backward; twice before, for what is set up and compiled. With the optimizers that are
+    ours. The dense mask where nothing compiles: varlen asks once a forward pass where the documents begin."""
+    torch._dynamo.reset()
+    model = Transformer(CONFIG, seed=3).to(DEVICE, dtype)
+    model.attention_backend = "auto" if compiled else "mask"
+    groups = parameter_groups(model, "Muon", {"lr": 1e-3, "weight_decay": 0.1})
+    optimizer = Muon(groups, compute_dtype=dtype)
+    if compiled:
+        model.compile()
+
+    def step() -> Tensor:
+        ids, labels, documents = rows()
+        batch = Batch(ids, labels, torch.zeros_like(ids), documents, rows=(0,) * len(ids), num_trainable=1).to(DEVICE)
+        optimizer.zero_grad()
+        loss: Tensor = model(batch.input_ids, batch.labels, batch.position_ids, batch.document_ids)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step()
+    step()
+    with no_waits():
+        loss = step()
+    assert math.isfinite(float(loss))
+
+
+def test_an_evaluation_waits_once_at_its_end() -> None:
+    """The read of its losses is the one wait: taken out, nothing else raises."""
+    model = Transformer(CONFIG, seed=3).to(DEVICE)
+    model.attention_backend = "mask"
+    ids, labels, documents = rows()
+    batches = [Batch(ids, labels, torch.zeros_like(ids), documents, rows=(0,) * len(ids), num_trainable=1)] * 3
+    truth = evaluate(model, batches, DEVICE, 1, None)
+    losses: list[Tensor] = []
+
+    def unread(values: Sequence[float | Tensor]) -> list[float]:
+        losses.extend(value for value in values if isinstance(value, Tensor))
+        return [0.0]
+
+    with pytest.MonkeyPatch.context() as patch, no_waits():
+        patch.setattr(evaluation, "read", unread)
+        evaluate(model, batches, DEVICE, 1, None)
+    assert sum(float(loss) for loss in losses) / 3 == pytest.approx(truth.loss)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "offload" not in name])
+def test_forward_and_backward_wait_for_nothing_in_any_layout(name: str) -> None:
+    """With DeepSpeed's hooks on. Its update may wait: tests/training/engine/test_host_reads.py lists where; offload
+    reads each gradient."""
+    if "bf16" in name and not detect().bf16:
+        pytest.skip("this GPU has no bf16")
+    start_processes()
+    resolved = resolve(json.loads((DS_CONFIGS / f"{name}.json").read_text()), tiny_config(), 1, detect())
+    model = Transformer(CONFIG, seed=3)
+    model.attention_backend = "mask"
+    engine = Engine(model, resolved, lambda step: 1.0)
+    ids, labels, documents = rows()
+    batch = Batch(ids, labels, torch.zeros_like(ids), documents, rows=(0,) * len(ids), num_trainable=1)
+    for waits in (nullcontext, nullcontext, no_waits):
+        with waits():
+            engine.backward(engine.forward(batch, last=True) * 1e-3)
+        engine.update()
+    engine.close()
 
 
 def launch(name: str, files: dict[str, Path], out: Path, *settings: str, resume: Path | None = None) -> list[float]:

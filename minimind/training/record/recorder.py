@@ -1,7 +1,7 @@
 """From step results to metrics, reading the device only at the log cadence.
 
-Losses and gradient norms stay on the device until ``flush``, which brings an interval's losses to the host in one
-transfer and sums them over the ranks in one message; so every step has its line in metrics.jsonl and no step waits for
+Losses and gradient norms stay on the device until ``flush``, which brings an interval's to the host in one transfer
+and sums the losses over the ranks in one message; so every step has its line in metrics.jsonl and no step waits for
 the log. The loss of each weighted source is the mean over its trainable tokens of the whole interval, on all ranks,
 reported with its last step.
 """
@@ -13,13 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minimind.training.engine.step import StepResult
 from minimind.training.record.best import Best
 from minimind.training.values import SourceLoss, StepMetrics
+
+if TYPE_CHECKING:  # the engine imports DeepSpeed, which takes seconds
+    from minimind.training.engine.engine import Update
 
 HISTORY = 128  # steps of scales and norms kept for a post-mortem
 # What Best's values were called when they stood in Progress itself.
@@ -60,7 +63,8 @@ class Progress:
     def state(self) -> dict[str, Any]:
         """A picklable copy for the checkpoint; reads from the device the norms that are still there."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        history = [{**entry, "grad_norm": float(entry["grad_norm"])} for entry in self.history]
+        norms = read([entry["grad_norm"] for entry in self.history])
+        history = [{**entry, "grad_norm": norm} for entry, norm in zip(self.history, norms, strict=True)]
         return {**values, "best": self.best.state(), "history": history}
 
     @classmethod
@@ -71,6 +75,14 @@ class Progress:
         earlier = {new: values.pop(old) for old, new in EARLIER.items() if old in values}
         best = Best.from_state(values.get("best", earlier))
         return cls(**{**values, "best": best, "history": deque(state["history"], maxlen=HISTORY)})
+
+
+def read(values: Sequence[float | torch.Tensor]) -> list[float]:
+    """The values as numbers of the host. Tensors (of one element, on one device) are read in one transfer, which waits
+    for the device once."""
+    tensors = [value.double().reshape(()) for value in values if isinstance(value, torch.Tensor)]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())
+    return [next(numbers) if isinstance(value, torch.Tensor) else value for value in values]
 
 
 class Recorder:
@@ -104,19 +116,19 @@ class Recorder:
         """Report all pending steps; returns their losses. Every rank must call it at the same steps."""
         if not self._pending:
             return []
-        own = torch.stack([result.loss_sum for result, _ in self._pending]).double().tolist()
+        count = len(self._pending)
+        found = read([result.loss_sum for result, _ in self._pending] + [r.update.grad_norm for r, _ in self._pending])
+        own, norms = found[:count], found[count:]
         sums = self._sum([*own, *self._by_source()])
         seconds = self._clock() - self._since
         tokens = sum(result.tokens for result, _ in self._pending)
         speed = tokens / seconds if self._trusted and seconds > 0 else None
-        losses = [
-            total / max(result.tokens, 1) for total, (result, _) in zip(sums[: len(own)], self._pending, strict=True)
-        ]
+        losses = [total / max(result.tokens, 1) for total, (result, _) in zip(sums[:count], self._pending, strict=True)]
         reports = [
-            self._metrics(loss, result, progress, speed, seconds)
-            for loss, (result, progress) in zip(losses, self._pending, strict=True)
+            self._metrics(loss, replace(result.update, grad_norm=norm), progress, speed, seconds)
+            for loss, norm, (result, progress) in zip(losses, norms, self._pending, strict=True)
         ]
-        reports[-1] = replace(reports[-1], sources=self._source_losses(sums[len(own) :]))
+        reports[-1] = replace(reports[-1], sources=self._source_losses(sums[count:]))
         for report in reports:
             self._report(report)
         self._pending, self._trusted = [], True
@@ -149,9 +161,10 @@ class Recorder:
         self._since = self._clock()
 
     def _metrics(
-        self, loss: float, result: StepResult, progress: Progress, speed: float | None, seconds: float
+        self, loss: float, update: Update, progress: Progress, speed: float | None, seconds: float
     ) -> StepMetrics:
-        update, norm = result.update, float(result.update.grad_norm)
+        """``update``: with its norm as a number."""
+        norm = float(update.grad_norm)
         return StepMetrics(
             step=progress.step,
             tokens=progress.tokens,

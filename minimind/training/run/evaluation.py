@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from minimind.data.store.batches import Batch
+from minimind.training.record.recorder import read
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,25 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate ``model`` on this rank's ``batches``. ``num_bytes``: UTF-8 bytes of the whole held-out text.
 
-    Batch sums are added in float64, so that the batch size changes no more than fp32 rounding inside a batch.
+    Batch sums are added in float64, so that the batch size changes no more than fp32 rounding inside a batch. They are
+    read when all batches are done, in one transfer: a GPU need not wait for the host between two of them.
     """
     was_training = model.training
     model.eval()
+    losses: list[torch.Tensor] = []
     nats, tokens = 0.0, 0
     try:
         for batch in batches:
-            loss = model(*_inputs(batch.to(device)))
-            nats += float(loss)
+            losses.append(model(*_inputs(batch.to(device))))
             tokens += batch.num_trainable
     finally:  # the batches end with an exception where the run was asked to stop
         model.train(was_training)
+    for loss in read(losses):  # not sum(), which rounds otherwise from Python 3.12 on
+        nats += loss
     nats, count = sum_over_ranks([nats, float(tokens)])
-    loss = nats / count if count else math.nan
+    mean = nats / count if count else math.nan
     bits = nats / math.log(2) / num_bytes if num_bytes else None
-    return Evaluation(step, loss, int(count), bits)
+    return Evaluation(step, mean, int(count), bits)
 
 
 def _inputs(batch: Batch) -> tuple[torch.Tensor, ...]:
