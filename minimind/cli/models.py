@@ -57,7 +57,7 @@ def evaluate(
     if bool(file) == bool(task) or (items and not task):
         raise UserError("give --file FILE for held-out loss, or --task FILE for multiple choice (--items is for that)")
     if task:
-        _evaluate_tasks(model, task, reading, tokenizer, items, as_json)
+        _evaluate_tasks(model, task, reading, tokenizer, items=items, as_json=as_json)
         return
     from minimind.commands.models import evaluate_file
 

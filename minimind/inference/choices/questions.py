@@ -55,7 +55,7 @@ def question_of(record: Record) -> Question | Reject:
             raise BadRecord(f"a record is an object with fields, not {name_of(record.value)}")
         name = _SPLIT.sub("", Path(record.file).name.split(".")[0])
         subject, context, choices, answer = _read(record.value, name)
-        return Question(record.file, record.line, subject, context, tuple(choices), answer)
+        return Question(record.file, record.line, subject, context, choices=tuple(choices), answer=answer)
     except BadRecord as bad:
         return Reject(record.file, record.line, str(bad), repr(record.value)[:2000], element=record.element)
 

@@ -30,6 +30,7 @@ from minimind.training.process.signals import StopRequest
 from minimind.training.process.watchdog import EXPORT, START, Watchdog
 from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress
+from minimind.training.record.samples import Sampler
 from minimind.training.run import setup
 from minimind.training.run.arguments import parse
 from minimind.training.run.builder import Builder
@@ -83,6 +84,7 @@ class Material:
     data: setup.Data
     batches: Batches
     plan: setup.Plan
+    sampler: Sampler | None
 
 
 def prepare(task: Task, control: Control, watchdog: Watchdog, stop: StopRequest) -> Material:
@@ -90,7 +92,8 @@ def prepare(task: Task, control: Control, watchdog: Watchdog, stop: StopRequest)
     data = setup.prepare_data(control, task.kind, task.config)
     watchdog.start(task.config.watchdog, task.config.output_dir, control.rank, stop)
     batches = setup.make_batches(data, task.config, task.resolved)
-    return Material(data, batches, setup.plan_steps(task.config, batches, data.held_out))
+    sampler = Sampler(task.config, data.tokenizer, task.kind) if task.config.samples.prompts else None
+    return Material(data, batches, setup.plan_steps(task.config, batches, data.held_out), sampler)
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,7 @@ def make_run(
         run_dir=task.config.output_dir,
         about=built.about,
         saver=make_saver(built, task.config, watchdog),
+        sampler=material.sampler,
         rollbacks=built.start.rollbacks,
         overfit_one_batch=task.arguments.overfit_one_batch,
         watchdog=watchdog,
