@@ -114,8 +114,8 @@ def card_table(question: Question, here: Hardware | None, measured: Mapping[str,
         "",
         f"by form: the largest micro-batch of {question.run.max_seq_length} tokens that fits (shipped JSONs, "
         f"1 GiB set aside, {question.ranks} rank(s))",
-        f"rows: advised a step; above {USUAL_ROWS} where a card would wait for {question.launches:,} launches (counted; "
-        f"{LAUNCH_SECONDS * 1e6:.0f} us each assumed); here: measured, else n/a",
+        f"rows: advised a step, above {USUAL_ROWS} where a card would wait for {question.launches:,} launches "
+        f"(counted; {LAUNCH_SECONDS * 1e6:.0f} us each assumed); here: measured, else n/a",
         f"hours: {hours}",
         _line("card", "memory", heading),
         *lines,

@@ -38,11 +38,8 @@ def cells(lines: list[str], name: str) -> list[str]:
 
 def test_hours_are_the_formula_of_the_documentation() -> None:
     lines = card_table(question(), None, {})
-    assert cells(lines, "RTX 3090")[-2:] == [
-        "0.9",
-        "1.7",
-    ]  # 52 minutes at 71 TFLOP/s; 330e6 * 167.6e6 / (0.25 * 35.6e12)
-    assert cells(card_table(question(mfu=0.5), None, {}), "RTX 3090")[-2] == "0.4"
+    assert cells(lines, "RTX 3090")[-2:] == ["0.87", "1.7"]  # 52 minutes at 71 TFLOP/s, twice that at 35.6
+    assert cells(card_table(question(mfu=0.5), None, {}), "RTX 3090")[-2] == "0.43"
     assert any("330,000,000 tokens at 25% of the card's peak (assumed" in line for line in lines)
     assert [line.split("  ")[0] for line in lines[-len(CARDS) :]] == list(CARDS)
 
@@ -60,7 +57,7 @@ def test_what_nobody_knows_is_not_printed() -> None:
 
 def test_this_machine_has_what_was_measured() -> None:
     lines = card_table(question(), CPU, {"fp32": Measured(1e5, 4), "bf16": Measured(5e4, 2)})
-    assert cells(lines, "this machine")[-3:] == ["4", "1.8", "0.9"]
+    assert cells(lines, "this machine")[-3:] == ["4", "1.8", "0.92"]
     offloads = [cells(lines, "this machine")[i] for i in (5, 7)]
     assert offloads == ["n/a", "n/a"]  # they save nothing on a CPU
 
@@ -82,7 +79,7 @@ def test_rows_keep_a_card_longer_busy_than_its_launches() -> None:
     row = 512 * FLOPS / (0.25 * 989.4e12)  # seconds on an H200
     rows = int(advised_rows(question(), "H200", 10**6))
     assert rows == 32 and rows * row >= 1500 * 5e-6 > rows / 2 * row  # eight are bound by launches
-    assert int(advised_rows(question(), "RTX 3090", 10**6)) < rows
+    assert advised_rows(question(), "RTX 3090", 10**6) == "8"  # the usual
     assert advised_rows(question(), "H200", 20) == "16"  # no more than fit
     assert advised_rows(question(), "H200", 0) == "n/a"
 
@@ -93,9 +90,7 @@ def test_an_offloaded_update_stands_beside_the_step() -> None:
     assert "90% of the time" in line
 
 
-@pytest.mark.parametrize(
-    ("text", "count"), [("330M", 330e6), ("1.5b", 1.5e9), ("2e9", 2e9), ("1000", 1000), ("2G", 2e9)]
-)
+@pytest.mark.parametrize(("text", "count"), [("330M", 330e6), ("1.5b", 1.5e9), ("2e9", 2e9), ("10", 10), ("2G", 2e9)])
 def test_tokens(text: str, count: float) -> None:
     assert parse_tokens(text) == count
 
