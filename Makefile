@@ -1,6 +1,7 @@
 # make         a virtual environment in .venv with everything in it; a second make reinstalls nothing
-# make demo    set up, then tokenizer -> pretraining -> SFT -> ten questions on the built-in corpus
+# make demo    set up, then tokenizer -> pretraining -> SFT -> a hundred questions on the built-in corpus
 # make test    set up, then the test suite (PYTEST="-k store" picks tests)
+# make test-browser  the pages in a real Chromium (apt-get install chromium); MINIMIND_SCREENSHOTS=DIR keeps pictures
 # make check   set up, then lint, format and types, and known holes in the pinned versions where OSV can be asked
 # make coverage  make test, with the lines and branches that it runs; docs/testing.md tells how to read it
 # make mutants set up, then in the background: a sample of faults against the tests (MUTANTS="--size 50 --only loop");
@@ -25,7 +26,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS) -c 
 STAMP := $(VENV)/.installed-$(EXTRAS)
 
 .DEFAULT_GOAL := setup
-.PHONY: setup demo test check coverage mutants clean
+.PHONY: setup demo test test-browser check coverage mutants clean
 
 setup: $(STAMP)
 
@@ -47,6 +48,9 @@ demo: $(STAMP)
 # One thread a worker: tiny models gain nothing from two, and the workers would fight over the cores.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
+
+test-browser: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/inference/serving tests/commands/page $(PYTEST)
 
 # The table in docs/testing.md is between pytest's report and its closing line, which stays the last one.
 COVERAGE := --cov --cov-report= -p tests.coverage_table

@@ -13,8 +13,8 @@ setup(
     package_data={
         "minimind": [
             "py.typed",
-            "inference/chat_page.html",
             "inference/choices/subjects.json",
+            "inference/serving/page_files/*",
             "commands/page/assets/*",
         ],
         **{f"minimind.shipped.{name}": [files] for name, files in SHIPPED.items()},

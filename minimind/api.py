@@ -78,7 +78,8 @@ class Model:
         return "".join(self._pieces(prompt_ids(turns, self.tokenizer), stops, _sampling(sampling)))
 
     def _pieces(self, ids: list[int], stops: list[int], sampling: Sampling) -> Iterator[str]:
-        from minimind.inference.answers import Question, pieces
+        from minimind.inference.answers import Question
+        from minimind.inference.batching import pieces
 
         return (piece.text for piece in pieces(self.transformer, self.tokenizer, Question(ids, sampling, stops)))
 

@@ -14,6 +14,7 @@ COVERED_BY = {
     "base/test_processor.py": "base/hardware",
     "benchmarks/test_gpu.py": "base/peaks",
     "cli/test_entry.py": "base/errors cli/__main__ cli/options cli/root cli/runs",
+    "commands/launcher/test_survey.py": "commands/launcher/probe",
     "commands/test_plan.py": "config/memory",
     "config/test_deepspeed.py": (
         "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
@@ -33,6 +34,9 @@ COVERED_BY = {
     "data/records/test_conversations.py": "data/records/turns data/records/values",
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
+    "inference/serving/test_openai_client.py": "inference/serving/replies",
+    "inference/serving/test_requests.py": "inference/serving/errors inference/serving/neutral",
+    "inference/test_batching.py": "inference/slots",
     "interop/test_model_card.py": "commands/facts",
     "interop/test_tokenizer_files.py": "text/marked_template",
     "interop/test_families.py": "interop/huggingface_config",
@@ -41,16 +45,22 @@ COVERED_BY = {
     "text/test_marks.py": "text/messages",
     "text/test_sandbox.py": "text/metering",
     "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
+    "training/checkpoint/test_nearby.py": "training/process/disks",
     "training/checkpoint/test_writer.py": "training/process/ranks",
     "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",
     "training/engine/test_schedule.py": "config/schedules",
     "training/health/test_monitor.py": "config/health training/health/rules training/health/lr_bands",
     "training/health/test_trouble.py": "config/recovery",
     "training/process/test_run_lock.py": "training/process/ending",
+    "training/process/heart/test_heartbeat.py": (
+        "config/heartbeat training/process/heart/living training/process/heart/pulse"
+    ),
+    "training/process/heart/test_listener.py": "training/process/heart/beats training/process/heart/caller",
+    "training/process/heart/test_roll.py": "training/process/attention training/process/heart/loss",
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",
-    "training/run/test_main.py": ("training/run/directory training/run/held_out training/run/task"),
+    "training/run/test_main.py": "training/run/directory training/run/held_out",
     "training/run/test_rescue.py": "training/health/culprits training/run/builder",
     "training/sweep/test_sweep.py": "training/sweep/options training/sweep/report",
 }

@@ -21,7 +21,7 @@ from minimind.base.shipped import from_here
 
 # An option that is cut shorter is another word, not a slip of the finger
 CLOSE = 0.75
-ONCE = ("--resume", "--dry-run", "--local_rank", "--debug")  # belong to one start, not to the run
+ONCE = ("--resume", "--restarted", "--dry-run", "--local_rank", "--debug")  # belong to one start, not to the run
 
 
 def typed(*words: object) -> str:

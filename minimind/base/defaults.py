@@ -14,6 +14,7 @@ from typing import Literal
 Kind = Literal["pretrain", "sft"]
 Reasoning = Literal["train", "drop"]  # what becomes of an answer's reasoning
 AttentionBackend = Literal["auto", "mask", "varlen", "flex"]
+Context = Literal["error", "shift"]  # what becomes of a served conversation that outgrows the model
 GgufDtype = Literal["f32", "f16", "bf16", "q8_0", "q4_k_m"]  # of the weights; the last two in a GGUF file only
 
 # Data

@@ -71,6 +71,25 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     sync_directory(path.parent)
 
 
+@contextmanager
+def passing(directory: Path, content: bytes) -> Iterator[str]:
+    """The name of a new file in ``directory`` that others can read until the block ends. OSError.
+
+    A killed writer's goes like those of ``replacing``.
+    """
+    path = directory / f".minimind-{secrets.token_hex(8)}.tmp"
+    with create(path) as file:
+        try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # other hosts see it now
+            yield path.name
+        finally:
+            path.unlink(missing_ok=True)
+
+
 def _adopt(temporary: Path, file: BinaryIO) -> None:
     """A library that was given the name may have put a file of its own there, for its owner alone (safetensors 0.8):
     that one gets the mode of ours, and is brought to the disk."""

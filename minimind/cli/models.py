@@ -15,6 +15,7 @@ from minimind.base.defaults import (
     TEXT_TEMPERATURE,
     TEXT_TOKENS,
     TEXT_TOP_P,
+    Context,
     GgufDtype,
     Kind,
 )
@@ -146,12 +147,15 @@ def serve(
     max_body: Annotated[
         int | None, typer.Option(min=1024, metavar="BYTES", help="of a request at most; default: 1 MiB")
     ] = None,
+    context: Annotated[
+        Context, typer.Option(help="a conversation that is too long: refused, or its oldest turns dropped")
+    ] = "error",
     tokenizer: ModelTokenizer = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface, with a chat page, until Ctrl-C (docs/serving.md)."""
     from minimind.inference.server import serve as serve_model
 
-    serve_model(model, host, port, api_key, max_body, tokenizer=tokenizer)
+    serve_model(model, host, port, api_key, max_body, tokenizer=tokenizer, context=context)
 
 
 @app.command()

@@ -61,6 +61,9 @@ def doctor(
     launch: Annotated[
         str, typer.Option(help='check these words of `minimind launch` too: "--include localhost:0,1"')
     ] = "",
+    hostfile: Annotated[
+        Path | None, typer.Option(help="ask all hosts of this file too, over ssh, and show them side by side")
+    ] = None,
     strict: Strict = False,
 ) -> None:
     """Check versions, accelerator, compiler, disk, and a configuration. Exit code 1 if something is missing."""
@@ -77,6 +80,7 @@ def doctor(
             output_dir=output_dir,
             words=shlex.split(launch),
             strict=strict,
+            hostfile=hostfile,
         )
     )
 

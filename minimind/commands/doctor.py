@@ -3,7 +3,7 @@ built.
 
 A check is a small function that returns what it saw; only ``run_doctor`` prints. "bad" stops a run, "note" does
 not.
-Weakness: it looks at this machine only; the other nodes of a multi-node run need their own doctor.
+With a hostfile all its hosts are asked, too (commands/launcher/survey.py); of each only what a run over several needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, choose_config, detect, kind_by_name, purpose_of
 from minimind.base.launcher import port_problem
 from minimind.base.shipped import from_here
+from minimind.commands.launcher import survey
 from minimind.commands.launcher import words as launch_words
+from minimind.commands.launcher.hostfile import read_hostfile
 from minimind.config.deepspeed import Resolved, resolve
 from minimind.config.deepspeed.source import chosen_source
 from minimind.config.run import RunConfig, load_run_config
@@ -149,6 +151,27 @@ def check_launch(words: Sequence[str]) -> list[Check]:
     return checks
 
 
+def check_hosts(
+    hostfile: Path, directory: Path, files: Sequence[Path], words: Sequence[str], show: Callable[[str], None]
+) -> list[Check]:
+    """The hosts side by side, and what is wrong with them. ``words``: the launcher's, of which two are about ports."""
+    options = launch_words.read_words([*words, __file__])
+    slots = read_hostfile(hostfile)
+    port = options.master_port or launch_words.DEFAULT_PORT
+    answers = survey.survey(slots, port, directory, files, survey.over_ssh(options.ssh_port))
+    for line in survey.table(answers):
+        show(line)
+    verdicts = list(survey.judge(answers, slots, directory))
+    found = [Check(v.what, "bad" if v.bad else "note", v.seen, v.advice) for v in verdicts]
+    return found or [Check("hosts", "ok", f"{len(slots)} hosts agree")]
+
+
+def compared_files(config: Path | None, deepspeed_config: Path | None, overrides: Sequence[str]) -> list[Path]:
+    """What a run reads on every host: the YAML, the JSON, the tokenizer."""
+    run = load_run_config(config, overrides)
+    return [path for path in (config, deepspeed_config or run.deepspeed, run.tokenizer) if isinstance(path, Path)]
+
+
 def check_compiler() -> Check:
     """DeepSpeedCPUAdam (offload) is compiled at first use, and what torch.compile makes for a GPU is linked by one."""
     if problem := compiler_problem():
@@ -227,11 +250,15 @@ def run_doctor(
     words: Sequence[str] = (),
     show: Callable[[str], None] = say,
     strict: bool = False,
+    hostfile: Path | None = None,
 ) -> int:
-    """Print every check; returns 1 if one is bad, else 0. ``words``: options of the launcher to check, too.
+    """Print every check; returns 1 if one is bad, else 0. ``words``: options of the launcher to check, too;
+    ``hostfile``: its hosts are asked over ssh.
 
-    Raises UserError if the config file does not exist.
+    Raises UserError if the config file or the hostfile does not exist.
     """
+    if hostfile is not None:
+        words = ["--hostfile", str(hostfile), *words]
     checks = [check_python(), *check_packages(), check_launcher()]
     if all(check.status != "bad" for check in checks):  # without torch there is nothing to detect
         hardware = detect()
@@ -239,6 +266,9 @@ def run_doctor(
         checks += [check_compiler(), *check_build_locks(), check_disk(output_dir)]
         if deepspeed_config is not None or config is not None:
             checks += check_config(deepspeed_config, config, overrides, num_gpus, hardware, strict=strict)
+    if hostfile is not None:
+        files = compared_files(config, deepspeed_config, overrides)
+        checks += check_hosts(hostfile, output_dir, files, words, show)
     for check in checks:
         advice = f"; {check.advice}" if check.advice else ""
         show(f"{check.status:<5}{check.name:<18}{check.seen}{advice}")

@@ -26,16 +26,18 @@ from types import FrameType
 from minimind.base.display import complain
 from minimind.base.errors import UserError
 from minimind.base.launcher import find_launcher
+from minimind.commands.launcher.restarts import may_restart, taken_from
 from minimind.commands.launcher.words import prepared
 from minimind.training.process.orphans import PR_SET_PDEATHSIG, children, environment, prctl
 from minimind.training.process.signals import HANDLED, take_over, tell
 
 PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
+ALIVE = "-oServerAliveInterval=15 -oServerAliveCountMax=3"  # ssh's own options
 PERIOD = 0.5  # seconds between looks at the launcher's pending signals
 
 
 def launch(words: Sequence[str]) -> int:
-    """Run ``deepspeed WORDS``; the exit code.
+    """Run ``deepspeed WORDS``, again up to ``--restarts`` times (commands/launcher/restarts.py); the exit code.
 
     0: finished, or stopped as asked. 130: ended at once by a second Ctrl-C. 128 + n: the runner was killed by signal n.
     1: launch.py was killed. Otherwise the code of the first rank that failed (247: it was killed).
@@ -43,11 +45,36 @@ def launch(words: Sequence[str]) -> int:
     """
     if sys.platform != "linux":
         raise UserError("`minimind launch` needs Linux; start with `deepspeed` itself")
+    restarts, first = taken_from(words)
+    if not restarts:
+        return launch_once(first.words)[0]
+    run_dir, next_one = first.run_dir, first
+    for number in range(1, restarts + 1):
+        began = time.time()
+        code, asked = launch_once(next_one.words)
+        if asked or not may_restart(code, run_dir, began):
+            return code
+        next_one = first.again(run_dir, f"start {number + 1} of at most {restarts + 1}, after exit code {code}")
+        complain(f"starting again: {next_one.words[-1]}")
+    return launch_once(next_one.words)[0]
+
+
+def launch_once(words: Sequence[str]) -> tuple[int, bool]:
+    """Run ``deepspeed WORDS``; the exit code, and whether somebody asked for the stop."""
     launcher, words = find_launcher(), prepared(words)
+    keep_ssh_alive()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     command = [sys.executable, "-m", "minimind.commands.launcher.runner", str(launcher), *words]
     runner = subprocess.Popen(command, start_new_session=True, preexec_fn=_before_runner)
-    return Supervisor(runner).wait()
+    supervisor = Supervisor(runner)
+    return supervisor.wait(), supervisor.asked
+
+
+def keep_ssh_alive() -> None:
+    """pdsh waits for each host's ssh, and that one for ever for a host that has gone without a word."""
+    given = os.environ.get("PDSH_SSH_ARGS_APPEND", "")
+    if "ServerAlive" not in given:
+        os.environ["PDSH_SSH_ARGS_APPEND"] = f"{given} {ALIVE}".strip()
 
 
 def _before_runner() -> None:

@@ -27,8 +27,8 @@ from minimind.commands.page.records import RunRecords
 from minimind.training.record.file import FILE_NAME
 
 if TYPE_CHECKING:
-    from minimind.inference.front import Receive, Scope, Send
-    from minimind.inference.listener import Server
+    from minimind.inference.serving.front import Receive, Scope, Send
+    from minimind.inference.serving.listener import Server
 
 HOST = "127.0.0.1"
 _SINCE = re.compile(rb"since=([0-9]{1,9}\.[0-9]{1,12}(?:-[0-9]{1,9}\.[0-9]{1,12})*)", re.ASCII)
@@ -43,9 +43,9 @@ def watch(runs: Sequence[Path], port: int) -> None:
     app = Watch(runs)
     app.page()  # what is wrong with a run's files is said here, before anybody looks
     try:
-        from minimind.inference.front import Front
-        from minimind.inference.listener import make_server
         from minimind.inference.server import listen
+        from minimind.inference.serving.front import Front
+        from minimind.inference.serving.listener import make_server
     except ImportError as error:
         raise UserError(f"{error.name} is missing: pip install 'minimind-deepspeed[serve]'") from error
     with listen(HOST, port) as listener:
@@ -56,7 +56,7 @@ def watch(runs: Sequence[Path], port: int) -> None:
 
 
 def _run(server: Server, listener: socket.socket) -> None:
-    from minimind.inference.listener import log_few_lines
+    from minimind.inference.serving.listener import log_few_lines
 
     log_few_lines()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn ends in order and raises the signal again

@@ -1,22 +1,18 @@
-"""One answer at a time from one model, as text that arrives in pieces.
+"""An answer as text that arrives in pieces: stop strings, probabilities, why it ended.
 
-Contract. Answers are made one after the other, in the order in which they were asked for, by one thread (PyTorch keeps
-a thread pool for each thread that calls it). A piece is whole characters. No part of a stop string is ever in one.
-An answer whose reader has gone ends within a token, or, while the prompt is read, with the prompt.
-
-Weakness: a reader that neither reads nor leaves holds up the others, once the buffers of its connection are full, until
-listener.py closes it.
+Contract. A piece is whole characters. No part of a stop string is ever in one. The last piece says why the answer
+ended; the token that ends it is no part of it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from minimind.inference.generation import generate
+from torch import Tensor
+
+from minimind.inference.generation import Row
 from minimind.inference.sampling import Sampling
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
@@ -24,23 +20,53 @@ from minimind.text.tokenizer import Tokenizer
 Finish = Literal["stop", "length"]
 
 
+class Likely(NamedTuple):
+    """A token and its log probability by the model alone, before temperature; None: nothing stands before it."""
+
+    token: int
+    logprob: float | None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A token of an answer (or of an echoed prompt), and the likeliest ones in its place, the likeliest first."""
+
+    token: Likely
+    top: tuple[Likely, ...]
+
+
 @dataclass(frozen=True)
 class Piece:
-    """New text (may be empty), the tokens made so far, and in the last piece why the answer ended."""
+    """New text (may be empty), the tokens made so far, in the last piece why the answer ended; ``chosen``: of what is
+    new, where the question wants it."""
 
     text: str
     tokens: int
     finish: Finish | None = None
+    chosen: tuple[Chosen, ...] = ()
+
+    def __add__(self, later: Piece) -> Piece:
+        return Piece(self.text + later.text, later.tokens, later.finish, self.chosen + later.chosen)
 
 
 @dataclass(frozen=True)
 class Question:
-    """Prompt ids, how to choose tokens, and what ends the answer: token ids and strings (none of them empty)."""
+    """Prompt ids, how to choose tokens, and what ends the answer: token ids and strings (none of them empty).
+
+    ``top``: how many of the likeliest tokens to tell of in each place, 0 only the chosen one, None nothing. ``echo``:
+    the prompt is the first piece.
+    """
 
     prompt: Sequence[int]
     sampling: Sampling
     stop_ids: Collection[int]
     stop: Sequence[str] = ()
+    top: int | None = None
+    echo: bool = False
+
+    def room(self, positions: int) -> int:
+        """How many tokens the answer may have within the model's ``positions``."""
+        return min(self.sampling.max_new_tokens, positions - len(self.prompt))
 
 
 class StopText:
@@ -77,40 +103,44 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in lengths if text.endswith(stop[:n])), 0)
 
 
-def pieces(model: Transformer, tokenizer: Tokenizer, question: Question) -> Generator[Piece, None, None]:
-    """The answer, a piece a token and a last one that says why it ended. Raises UserError as ``generate``."""
-    sampling, characters, stop = question.sampling, tokenizer.stream(), StopText(question.stop)
-    room = min(sampling.max_new_tokens, model.config.max_position_embeddings - len(question.prompt))
-    tokens = generate(model, question.prompt, sampling, stop_ids=question.stop_ids)
-    count = 0
-    for count, token in enumerate(tokens, 1):
-        text = stop.push(characters.push(token))
-        if stop.found:
-            yield Piece(text, count, "stop")
-            return
-        yield Piece(text, count)
-    rest = stop.push(characters.flush()) + stop.flush()
-    yield Piece(rest, count, "stop" if stop.found or count < room else "length")
+def likeliest(logits: Tensor, token: int, top: int) -> Chosen:
+    """What ``logits`` [V] say of ``token`` and of the ``top`` likeliest."""
+    logprobs = logits.float().cpu().log_softmax(-1)
+    values, ids = logprobs.topk(min(top, len(logprobs)))
+    return Chosen(Likely(token, float(logprobs[token])), tuple(map(Likely, ids.tolist(), values.tolist())))
 
 
-class Speaker:
-    """A model that answers one question at a time. Use it within one event loop."""
+class Writer:
+    """Makes an answer's pieces of what the model says, token by token."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self._turn = asyncio.Lock()  # its waiters are served in order
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="generation")
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, question: Question) -> None:
+        self.question = question
+        self.room = question.room(model.config.max_position_embeddings)
+        self.finish: Finish | None = None
+        self.token = 0  # the last one
+        self._row = Row(question.sampling, question.prompt, model.output_size)
+        self._characters, self._stop = tokenizer.stream(), StopText(question.stop)
+        self._count = 0
 
-    async def answer(self, question: Question, gone: Callable[[], Awaitable[bool]]) -> AsyncGenerator[Piece, None]:
-        """The pieces of an answer. ``gone`` is asked before each: is there nobody left to read it?"""
-        loop = asyncio.get_running_loop()
-        async with self._turn:
-            made = pieces(self.model, self.tokenizer, question)
-            try:
-                while not await gone():
-                    piece = await loop.run_in_executor(self._thread, next, made, None)
-                    if piece is None:
-                        return
-                    yield piece
-            finally:  # in the thread, which may be at work on it: a cache of keys and values is freed now, not later
-                self._thread.submit(made.close)
+    def choose(self, logits: Tensor) -> int:
+        """The next token, from ``logits`` [V]."""
+        return self._row.next(logits)
+
+    def push(self, logits: Tensor) -> Piece:
+        """The piece of the next token; ``finish`` is set with the last one."""
+        self.token = self.choose(logits)
+        if self.token in self.question.stop_ids:
+            return self._end("", ())
+        self._count += 1
+        top = self.question.top
+        chosen = () if top is None else (likeliest(logits, self.token, top),)
+        text = self._stop.push(self._characters.push(self.token))
+        if self._stop.found or self._count == self.room:
+            return self._end(text, chosen)
+        return Piece(text, self._count, None, chosen)
+
+    def _end(self, text: str, chosen: tuple[Chosen, ...]) -> Piece:
+        if not self._stop.found:
+            text += self._stop.push(self._characters.flush()) + self._stop.flush()
+        self.finish = "stop" if self._stop.found or self._count < self.room else "length"
+        return Piece(text, self._count, self.finish, chosen)

@@ -14,11 +14,12 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minimind.base.defaults import Context
 from minimind.base.display import complain, say
 from minimind.base.errors import UserError
 
 if TYPE_CHECKING:
-    from minimind.inference.listener import Server
+    from minimind.inference.serving.listener import Server
 
 KEY_VARIABLE = "MINIMIND_API_KEY"
 
@@ -31,8 +32,10 @@ def serve(
     max_body: int | None = None,
     *,
     tokenizer: Path | None = None,
+    context: Context = "error",
 ) -> None:
     """Serve the model at ``path``; returns at Ctrl-C or SIGTERM. ``max_body``: bytes of a request, None the usual.
+    ``context``: a conversation that outgrows the model is refused, or loses its oldest turns.
 
     Raises UserError without the extra ``serve``, for a key that is none, a path without a model, and an address that
     can't be used.
@@ -41,23 +44,19 @@ def serve(
     _require_extra()
     import torch
 
-    from minimind.inference.answers import Speaker
-    from minimind.inference.app import make_app
-    from minimind.inference.front import MAX_BODY, Hosts
+    from minimind.inference.about import about_model
     from minimind.inference.generation import load_model
-    from minimind.inference.listener import make_server
+    from minimind.inference.serving.app import Served, make_app
+    from minimind.inference.serving.front import MAX_BODY, Hosts
+    from minimind.inference.serving.listener import make_server
+    from minimind.inference.speaker import Speaker
 
-    speaker = Speaker(*load_model(path, "cuda" if torch.cuda.is_available() else "cpu", tokenizer=tokenizer))
+    model, text = load_model(path, "cuda" if torch.cuda.is_available() else "cpu", tokenizer=tokenizer)
     with listen(host, port) as listener:
         hosts = Hosts.of(host, listener.getsockname()[0])
-        app = make_app(
-            speaker,
-            model_name(path),
-            api_key,
-            stopping=lambda: server.should_exit,
-            hosts=hosts,
-            max_body=max_body or MAX_BODY,
-        )
+        speaker = Speaker(model, text, stopping=lambda: server.should_exit)
+        served = Served(model_name(path), about_model(path), context)
+        app = make_app(speaker, served, api_key, hosts, max_body=max_body or MAX_BODY)
         server = make_server(app)
         _announce(model_name(path), host, listener, api_key)
         _run(server, listener)
@@ -77,14 +76,14 @@ def _check_key(api_key: str | None) -> None:
 
 def _require_extra() -> None:
     try:
-        import fastapi  # noqa: F401
+        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"{error.name} is missing: pip install 'minimind-deepspeed[serve]'") from error
 
 
 def _run(server: Server, listener: socket.socket) -> None:
-    from minimind.inference.listener import log_few_lines
+    from minimind.inference.serving.listener import log_few_lines
 
     log_few_lines()
     # uvicorn ends in order and then raises the signal again, for the handler that was there before.
@@ -103,10 +102,14 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0: a free one. Raises UserError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family, backlog=128)
+        listener = socket.create_server(address, family=family, backlog=128)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"can't listen on {host}, port {port}: {reason}; --port 0 takes a free one") from error
+    # Connections inherit it. asyncio sets it only on sockets that name their protocol, which these don't: the second
+    # part of each answer would wait 40 ms for the client's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _announce(name: str, host: str, listener: socket.socket, api_key: str | None) -> None:

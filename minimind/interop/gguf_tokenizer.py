@@ -102,7 +102,7 @@ def add_tokenizer(writer: Any, tokenizer: Tokenizer) -> None:
         writer.add_token_merges(found.merges)
     writer.add_bos_token_id(tokenizer.bos_id)
     writer.add_eos_token_id(tokenizer.eos_id)  # ends texts
-    writer.add_eot_token_id(tokenizer.im_end_id)  # ends answers
+    writer.add_eot_token_id(answer_end(tokenizer))
     writer.add_pad_token_id(tokenizer.pad_id)
     writer.add_add_bos_token(_begins_with_bos(tokenizer))
     writer.add_add_eos_token(False)
@@ -120,6 +120,14 @@ def chat_template(tokenizer: Tokenizer) -> str | None:
     except UserError:
         return None
     return JINJA
+
+
+def answer_end(tokenizer: Tokenizer) -> int:
+    """The token that ends answers; of a template that conversations can't be proven with, the likeliest."""
+    try:
+        return tokenizer.answer_end_id
+    except UserError:
+        return tokenizer.im_end_id
 
 
 def _own_template(tokenizer: Tokenizer) -> str | None:

@@ -70,6 +70,7 @@ def save_pretrained(
     }
     with replacing(directory / WEIGHTS) as file:
         save_file(weights, file.name, metadata=_header(tokenizer, files))
+        _sort_metadata(Path(file.name))
     about = transformers_config(config, next(iter(weights.values())).dtype) | _special_ids(tokenizer)
     if may_write(directory / model_card.FILE_NAME, MARK):
         bos = tokenizer is not None and adds_bos(files, tokenizer.bos_id)
@@ -87,6 +88,19 @@ def _header(tokenizer: Tokenizer | None, files: Mapping[str, bytes]) -> dict[str
         here = Tokenizer(files, tokenizer.path).fingerprint if not tokenizer.is_sentencepiece else None
         hashes = {"tokenizer": tokenizer.fingerprint, **({"tokenizer_here": here} if here else {})}
     return {"format": "pt", "made_by": MAKER, **hashes}
+
+
+def _sort_metadata(weights: Path) -> None:
+    """Equal models are equal files: safetensors writes its metadata in the order of a hash map, which each process has
+    anew. The header (eight bytes of its length, JSON, spaces) stays as long as it is. The file is ``replacing``'s."""
+    with weights.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= length:  # else it is spelled in another way than today's, and order is not worth a failure
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def trained_with(directory: Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from minimind.base.defaults import CHAT_TEMPERATURE, CHAT_TOP_P
 from minimind.config.model import ModelConfig
-from minimind.interop.gguf_tokenizer import chat_template
+from minimind.interop.gguf_tokenizer import answer_end, chat_template
 from minimind.text.codec import IM_END
 from minimind.text.template import JINJA
 from minimind.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ _TEMPLATE = '''TEMPLATE """{{- range .Messages }}<|im_start|>{{ .Role }}
 def modelfile(gguf: str, config: ModelConfig, tokenizer: Tokenizer) -> str:
     """The text for the GGUF file of this name in the same directory."""
     template = chat_template(tokenizer)
-    end = IM_END if template == JINJA else tokenizer.decode([tokenizer.im_end_id], with_special=True)
+    end = IM_END if template == JINJA else tokenizer.decode([answer_end(tokenizer)], with_special=True)
     lines = [
         MARK,
         f"# ollama create NAME -f {FILE_NAME}",

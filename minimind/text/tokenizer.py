@@ -147,11 +147,16 @@ class Tokenizer:
         _ = self.chat_template  # raises
 
     @property
-    def stop_ids(self) -> list[int]:
-        """The tokens that end an answer: that of the chat template, and eos. UserError as `check_chats`."""
+    def answer_end_id(self) -> int:
+        """The token that the chat template ends an answer with. UserError as `check_chats`."""
         self.check_chats()
         template = self.chat_template
-        return sorted({self.im_end_id if template is None else template.stop_id, self.eos_id})
+        return self.im_end_id if template is None else template.stop_id
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end an answer: that of the chat template, and eos. UserError as `check_chats`."""
+        return sorted({self.answer_end_id, self.eos_id})
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text; no bos, no eos, never a control id. ValueError on a lone surrogate."""
@@ -192,6 +197,10 @@ class Tokenizer:
             raise outside(error.args[0], self.vocab_size) from None
         text = data.decode("utf-8", "replace")
         return text.removeprefix(" ") if self._codec.strips_space else text
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the id spells, a control id its name; often no whole character."""
+        return self._codec.special_bytes.get(token, b"")
 
     def stream(self) -> StreamDecoder:
         """A decoder for ids that arrive one by one; they continue a text, so a first space stays."""

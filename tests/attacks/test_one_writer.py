@@ -89,12 +89,15 @@ ALLOWED = {
     "data/read/tables.py": {"TemporaryFile"},
     "text/tokenizer.py": {"mkdir"},
     "commands/models.py": {"mkdir"},
-    "interop/huggingface.py": {"mkdir", "unlink", "save_file"},  # an export's config.json; into `replacing`'s file
+    # an export's config.json; into `replacing`'s file, and that one's header
+    "interop/huggingface.py": {"mkdir", "unlink", "save_file", "open"},
     "interop/bombs.py": {"open"},  # an archive's member, read
     "interop/gguf.py": {"GGUFWriter"},  # into `replacing`'s file
     "interop/upstream.py": {"torch.save"},  # the same
     "training/sweep/report.py": {"savefig"},  # the same
-    "training/checkpoint/snapshot.py": {"torch.save", "chmod"},  # into `create`'s file
+    "training/checkpoint/snapshot.py": {"torch.save"},  # into `create`'s file
+    "training/checkpoint/transfer.py": {"chmod"},  # of the file that was just made
+    "training/process/disks.py": {"mkdir", "rmdir"},  # the run directory, while it is looked for
     "training/checkpoint/directory.py": {"os.rename", "unlink", "mkdir"},  # names in checkpoints/, and the pointers
     "training/run/directory.py": {"mkdir"},
     "training/record/file.py": {"mkdir", "os.rename"},

@@ -11,7 +11,7 @@ from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
-    from tests.inference.serving import Running
+    from tests.inference.running import Running
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def api(model: Transformer, tokenizer: Tokenizer) -> Iterator[Running]:
-    pytest.importorskip("fastapi")
-    from minimind.inference.answers import Speaker
-    from tests.inference.serving import Running
+    pytest.importorskip("starlette")
+    from tests.inference.running import Running
 
     model.output_size = tokenizer.vocab_size
-    running = Running(Speaker(model, tokenizer), "tiny")
+    running = Running(model, tokenizer)
     yield running
     running.close()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from minimind.inference import answers
-from minimind.inference.answers import Piece, Question, Speaker, StopText, pieces
+from minimind.inference.answers import Piece, Question, StopText
+from minimind.inference.batching import pieces
 from minimind.inference.sampling import Sampling
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 
-from tests.inference.serving import Speech
+from tests.inference.running import Speech
 
 
 @hypothesis.given(st.lists(st.text("ab", max_size=3)), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
@@ -40,24 +38,12 @@ def test_stop_text_does_not_depend_on_how_the_text_is_divided(parts: list[str], 
 def test_the_last_piece_says_why_it_ended(
     model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "generate", Speech(tokenizer, "河水"))
-    made = len(tokenizer.encode("河水"))
+    speech = Speech.put(monkeypatch, tokenizer, "河水")
+    made = len(speech.ids)
     for room, finish in ((made, "length"), (made + 1, "stop")):
-        last = list(pieces(model, tokenizer, Question([1], Sampling(room), [])))[-1]
-        assert last == Piece("", made, finish)
+        last = list(pieces(model, tokenizer, Question([1], Sampling(room), [speech.end])))[-1]
+        assert (last.tokens, last.finish) == (made, finish)
 
 
-def test_a_waiting_question_costs_nothing_when_its_client_leaves(
-    model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speech = Speech(tokenizer, "hill")
-    monkeypatch.setattr(answers, "generate", speech)
-
-    async def gone() -> bool:
-        return True
-
-    async def ask() -> list[Piece]:
-        speaker = Speaker(model, tokenizer)
-        return [piece async for piece in speaker.answer(Question([1], Sampling(), []), gone)]
-
-    assert asyncio.run(ask()) == [] and speech.calls == []
+def test_no_new_tokens_are_an_empty_answer(model: Transformer, tokenizer: Tokenizer) -> None:
+    assert list(pieces(model, tokenizer, Question([1], Sampling(0), []))) == [Piece("", 0, "length")]

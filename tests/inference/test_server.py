@@ -15,10 +15,10 @@ from minimind.interop.huggingface import save_pretrained
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
-from tests.inference.serving import CHAT, HELLO  # noqa: E402
+from tests.inference.running import CHAT, HELLO  # noqa: E402
 from tests.waiting import PATIENCE  # noqa: E402
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from minimind.base.errors import UserError
 from minimind.inference.loading import load_model
@@ -62,6 +63,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory, model: Transformer, token
 @pytest.fixture(scope="module")
 def theirs(exported: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(exported)
+
+
+def test_equal_models_are_equal_files(tmp_path: Path, model: Transformer, tokenizer: Tokenizer) -> None:
+    """safetensors writes its metadata in the order of a hash map, another one in each map."""
+    files = [tmp_path / str(n) / "model.safetensors" for n in range(8)]
+    for file in files:
+        save_pretrained(model.state_dict(), model.config, tokenizer, file.parent)
+    assert len({file.read_bytes() for file in files}) == 1
+    with safe_open(files[0], "pt") as weights:
+        assert weights.metadata().keys() == {"format", "made_by", "tokenizer"}
+        assert all(torch.equal(weights.get_tensor(name), model.state_dict()[name]) for name in model.state_dict())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from minimind.commands.models import export_model
+from minimind.interop.gguf_tokenizer import answer_end
 from minimind.interop.huggingface import save_pretrained
 from minimind.interop.modelfile import MARK, modelfile
 from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.chat import Turn
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
 from tests.text.spelled import as_text
+from tests.text.templates import TEMPLATES, write_tokenizer
 
 pytest.importorskip("gguf")
 CONFIG = ModelConfig.preset("tiny", vocab_size=320, num_hidden_layers=2, max_position_embeddings=512)
@@ -53,3 +55,11 @@ def test_another_modelfile_stays(model: Path, tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "Modelfile").write_text(MARK)
     export_model(model, tmp_path, "gguf", None)
     assert (tmp_path / "Modelfile").read_text() == modelfile("model.gguf", CONFIG, Tokenizer.load(model))
+
+
+def test_a_template_of_its_own_ends_answers_with_its_own_token(tmp_path: Path) -> None:
+    """As Mistral's, which has eos behind what the assistant says; <|im_end|> is there and ends something else."""
+    template = TEMPLATES["bracketed"].replace("<|endoftext|>", "<|im_end|>")
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, template, eos_token="<|endoftext|>"))
+    assert tokenizer.decode([answer_end(tokenizer)], with_special=True) == "<|endoftext|>"
+    assert 'PARAMETER stop "<|endoftext|>"\n' in modelfile("model.gguf", CONFIG, tokenizer)

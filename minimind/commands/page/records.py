@@ -20,7 +20,7 @@ from minimind.base.errors import UserError
 from minimind.base.strict.json_text import is_count, is_number
 from minimind.training.record.file import FILE_NAME, MetricsTail
 
-Record = dict[str, Any]
+Line = dict[str, Any]
 BRANCHES = 12  # taken back, and shown: the last ones
 MOST_FINDINGS = 1000  # different ones, kept: the first
 TRAIN = (
@@ -48,7 +48,7 @@ class Rows:
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)  # of the record that each came with, rising
 
-    def append(self, record: Record, number: int) -> None:
+    def append(self, record: Line, number: int) -> None:
         self.rows.append(tuple(record.get(name) for name in self.names))
         self.numbers.append(number)
 
@@ -90,12 +90,12 @@ class RunRecords:
 
     def _clear(self) -> None:
         self.number = 0  # records read
-        self.about: Record = {}  # the last "run" line
+        self.about: Line = {}  # the last "run" line
         self.train, self.evaluations, self.sources = Rows(TRAIN), Rows(EVALUATION), Rows(SOURCE)
         self.marks: dict[Mark, None] = {}  # each once, in order
         self.branches: list[list[tuple[int, float | None]]] = []  # (step, loss) that were taken back
         self.taken_back: list[tuple[int, int]] = []  # (number, step): from that step on, at that record
-        self.end: Record | None = None
+        self.end: Line | None = None
         self.times: deque[float] = deque(maxlen=64)  # when the last lines were written, as seconds since 1970
         self._begun: float | None = None  # this session's start
         self._before = 0.0  # seconds of the sessions before it
@@ -110,7 +110,7 @@ class RunRecords:
             self.number += 1
             self._take(record)
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: Line) -> None:
         if is_number(record.get("time")):
             self.times.append(float(record["time"]))
         takers = {
@@ -125,7 +125,7 @@ class RunRecords:
         if record["kind"] in takers:
             takers[record["kind"]](record)
 
-    def _take_run(self, record: Record) -> None:
+    def _take_run(self, record: Line) -> None:
         self.about, self.end = record, None
         step = record.get("resumed_step") or record.get("step") or 0
         if not is_count(step):
@@ -135,37 +135,37 @@ class RunRecords:
         self._before = self.elapsed
         self._begun = record.get("time")
 
-    def _take_train(self, record: Record) -> None:
+    def _take_train(self, record: Line) -> None:
         self.end = None
         self._rewind(record["step"])
         last = self.train.rows[-1] if self.train.rows else (0, 0, 0.0)
         row = {**record, "elapsed": self._elapsed(record, last[2]), "tokens": max(record.get("tokens") or 0, last[1])}
         self.train.append(row, self.number)
 
-    def _elapsed(self, record: Record, least: float | None) -> float | None:
+    def _elapsed(self, record: Line, least: float | None) -> float | None:
         """Seconds of training up to this record, the time between two sessions left out; None in older runs."""
         if record.get("time") is None or self._begun is None:
             return None
         return max(self._before + float(record["time"]) - self._begun, least or 0.0)
 
-    def _take_eval(self, record: Record) -> None:
+    def _take_eval(self, record: Line) -> None:
         self.end = None
         self.evaluations.take_back(record["step"])
         self.evaluations.append(record, self.number)
 
-    def _take_source(self, record: Record) -> None:
+    def _take_source(self, record: Line) -> None:
         self.sources.take_back(record["step"] + 1)
         self.sources.append(record, self.number)
 
-    def _take_end(self, record: Record) -> None:
+    def _take_end(self, record: Line) -> None:
         self.end = record
 
-    def _take_finding(self, record: Record) -> None:
+    def _take_finding(self, record: Line) -> None:
         kind = "rollback" if record.get("code") == "rolled-back" else "finding"
         texts = (record.get(name) or "" for name in ("code", "message", "advice"))
         self._mark(Mark(kind, record.get("step"), *texts))
 
-    def _take_recovery(self, record: Record) -> None:
+    def _take_recovery(self, record: Line) -> None:
         """A rollback takes its steps back at once. A resume writes the rollbacks that it lives with again."""
         trouble, back = record.get("trouble_step"), record.get("to_step")
         if is_count(back) and is_count(trouble) and (trouble, back) not in self._rollbacks:

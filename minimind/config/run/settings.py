@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from minimind.base.defaults import MAX_BAD_RATIO, OUTPUT_DIRECTORY, ROW_LENGTH, AttentionBackend, Reasoning
 from minimind.base.findings import Finding
 from minimind.config.health import HealthConfig
+from minimind.config.heartbeat import HeartbeatConfig
 from minimind.config.model import PRESETS, ModelConfig
 from minimind.config.places import Places
 from minimind.config.recovery import RecoveryConfig
@@ -117,6 +118,7 @@ class RunConfig(BaseModel):
     health: HealthConfig = HealthConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     watchdog: Annotated[WatchdogConfig, BeforeValidator(as_section)] = WatchdogConfig()
+    heartbeat: Annotated[HeartbeatConfig, BeforeValidator(as_section)] = HeartbeatConfig()
     samples: Annotated[SamplesConfig, BeforeValidator(as_samples)] = SamplesConfig()
 
     _places: Places = PrivateAttr(default_factory=Places)

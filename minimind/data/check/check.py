@@ -27,7 +27,7 @@ from minimind.data.read import streams
 from minimind.data.read.sources import Chunk, Record, Source, chunks_of, container, expand
 from minimind.data.records.conversations import Conversation, Kind, detect_format
 from minimind.data.records.encoding import (
-    Document,
+    EncodedDocument,
     Options,
     Reject,
     document_of,
@@ -205,7 +205,7 @@ class _TokenFigures:
         report.row_fill = round(float(pack(lengths - 1, row, seed=0).fill(row)), 4)
 
 
-def _pieces(document: Document, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+def _pieces(document: EncodedDocument, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
     """The document's text, special tokens spelled, in runs of equal "trainable"."""
     ids = document.tokens[:_SAMPLE_TOKENS].tolist()
     flags = [True] * len(ids) if document.trainable is None else document.trainable.tolist()

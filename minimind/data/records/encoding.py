@@ -46,7 +46,7 @@ class Options:
     reading: ReadingOptions = BY_CONTENT
 
 
-class Document(NamedTuple):
+class EncodedDocument(NamedTuple):
     """Ids bos..eos (or a rendered chat), flags for SFT, the line, and the UTF-8 bytes of the text that carries loss."""
 
     tokens: npt.NDArray[np.int32]
@@ -100,7 +100,7 @@ class Counts:
 class Encoded:
     """One chunk's documents and rejects, in order of lines, their counts, and the fields that nothing read."""
 
-    documents: list[Document] = field(default_factory=list)
+    documents: list[EncodedDocument] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     unread: Unread = field(default_factory=Unread)
@@ -169,7 +169,7 @@ def kind_of(record: Record, fields: Fields) -> Kind:
 def _add_texts(encoded: Encoded, texts: list[tuple[int, str]], tokenizer: Tokenizer) -> None:
     arrays = tokenizer.encode_arrays([text for _, text in texts]) if texts else []
     for (line, text), ids in zip(texts, arrays, strict=True):
-        encoded.documents.append(Document(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
+        encoded.documents.append(EncodedDocument(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
     encoded.counts.used += len(texts)
 
 
@@ -180,7 +180,7 @@ def _add_marked(encoded: Encoded, texts: Iterable[tuple[int, str]], file: str, t
             encoded.rejects.append(only_marks(file, line, text))
         elif len(pieces) == 1 and _CHAT.search(pieces[0][1]):
             ids = np.array(tokenizer.encode_marked(text), dtype=np.int32)
-            encoded.documents.append(Document(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
+            encoded.documents.append(EncodedDocument(_framed(ids, tokenizer), None, line, len(text.encode("utf-8"))))
             encoded.counts.used += 1
         else:
             used = encoded.counts.used
@@ -227,7 +227,7 @@ def _add_conversation(
     ids = np.array(fitted.rendered.ids, dtype=np.int32)
     trainable = np.array(fitted.rendered.trainable, dtype=np.bool_)
     encoded.documents.append(
-        Document(ids, trainable, record.line, _answer_bytes(conversation.turns, fitted, tokenizer))
+        EncodedDocument(ids, trainable, record.line, _answer_bytes(conversation.turns, fitted, tokenizer))
     )
     return True
 

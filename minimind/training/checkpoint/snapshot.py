@@ -14,7 +14,6 @@ import hashlib
 import io
 import os
 import pickle
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,16 +23,9 @@ from typing import Any, BinaryIO, cast
 import torch
 
 from minimind.base.files import create, subdirectory, sync_directory
+from minimind.training.checkpoint.transfer import FileFacts, Outbox, make_executable
 
 ROOT = "checkpoint"  # stands for the directory that is chosen when the files are written
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """What a manifest says of a file."""
-
-    bytes: int
-    sha256: str
 
 
 class HostCopy:
@@ -113,20 +105,35 @@ class Snapshot:
         for name, content in self.files.items():
             path = subdirectory(directory, *Path(name).parent.parts) / Path(name).name
             facts[name] = _write(path, content, self.zipfile, beat)
-            if isinstance(content, bytes):  # DeepSpeed makes its scripts executable
-                path.chmod(path.stat().st_mode | stat.S_IEXEC)
+            make_executable(path)
             sync_directory(path.parent)
         return facts
+
+    def send(self, box: Outbox, beat: Callable[[], None] = lambda: None) -> None:
+        """Send all files, byte for byte what ``write`` would write; nothing is kept on this host."""
+        for name, content in self.files.items():
+            box.begin(name)
+            sink = _Sink(box, beat)
+            _save(content, self.zipfile, sink)
+            box.end(sink.facts().sha256)
 
 
 def _write(path: Path, content: HostCopy | bytes, zipfile: bool, beat: Callable[[], None]) -> FileFacts:
     with open_file(path) as file:
         sink = _Sink(file, beat)
-        if isinstance(content, bytes):
-            sink.write(content)
-        else:
-            torch.save(content.value(), cast(BinaryIO, sink), _use_new_zipfile_serialization=zipfile)
-        return sink.finish()
+        _save(content, zipfile, sink)
+        facts = sink.facts()
+        file.flush()
+        beat()
+        os.fsync(file.fileno())
+        return facts
+
+
+def _save(content: HostCopy | bytes, zipfile: bool, sink: _Sink) -> None:
+    if isinstance(content, bytes):
+        sink.write(content)
+    else:
+        torch.save(content.value(), cast(BinaryIO, sink), _use_new_zipfile_serialization=zipfile)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -135,13 +142,13 @@ def open_file(path: Path) -> BinaryIO:
 
 
 class _Sink:
-    """A file that hashes what it is given, and raises its first error at the end.
+    """Hashes what a file, or another rank, is given, and raises its first error at the end.
 
     torch's zip writer turns an error from ``write`` into one about positions ("unexpected pos 64 vs 0",
     caffe2/serialize/inline_container.cc), without the reason.
     """
 
-    def __init__(self, file: BinaryIO, beat: Callable[[], None]) -> None:
+    def __init__(self, file: BinaryIO | Outbox, beat: Callable[[], None]) -> None:
         self._file, self._digest, self._bytes, self._beat = file, hashlib.sha256(), 0, beat
         self._error: OSError | None = None
 
@@ -157,15 +164,12 @@ class _Sink:
         return len(data)
 
     def flush(self) -> None:
-        """torch.save asks for it; ``finish`` does it."""
+        """torch.save asks for it; ``_write`` does it."""
 
-    def finish(self) -> FileFacts:
-        """Bring the file to the disk; what was written."""
+    def facts(self) -> FileFacts:
+        """What was written. Raises the first error."""
         if self._error is not None:
             raise self._error
-        self._file.flush()
-        self._beat()
-        os.fsync(self._file.fileno())
         return FileFacts(self._bytes, self._digest.hexdigest())
 
 

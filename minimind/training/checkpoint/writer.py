@@ -5,9 +5,19 @@ may be anywhere between two steps of the main threads: all ranks' files are on t
 renames, points ``latest`` (and ``best``) at the new checkpoint, and only then deletes old ones. A failure on any rank
 fails the attempt on all; it is repeated from the same snapshot, then given up and reported, and training goes on.
 
+Where hosts share no disk, a rank that does not see the first one's files sends its own to it (transfer.py), piece by
+piece as torch writes them, and keeps none: the first host's directory is complete, and byte for byte what a shared one
+would hold. Why the threads may send and gather while the main threads train: the writer's group is gloo's and nobody
+else's, with sockets and an order of messages of its own, so nothing of one can be taken for the other's, and gloo waits
+without Python's lock; the files come from the snapshot, host memory that no step touches; and within the group every
+rank calls the same in the same order, the senders one after the other by rank, whatever has failed on the way: who
+can't write takes the rest and drops it, who can't read says so, and the gather after it gives all the first error.
+A crash leaves what it leaves on a shared disk, an ``.incomplete-`` directory on the first host.
+
 Contract. All ranks call ``save`` at the same steps. One save is in flight at most: the next one waits for it.
 ``finish`` must be called before the process ends: the threads are daemons, and an unfinished one is an
-``.incomplete-`` directory that nobody uses. Cost: host memory for one snapshot.
+``.incomplete-`` directory that nobody uses. Cost: host memory for one snapshot. Weakness: on separate disks all of a
+checkpoint goes through the first host's network and disk, in the background.
 """
 
 from __future__ import annotations
@@ -15,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,8 +42,9 @@ from minimind.training.checkpoint.directory import (
     publish,
     remove_debris,
 )
-from minimind.training.checkpoint.snapshot import FileFacts, Snapshot
+from minimind.training.checkpoint.snapshot import Snapshot
 from minimind.training.checkpoint.space import FULL, require_space
+from minimind.training.checkpoint.transfer import FileFacts, Inbox, outbox
 from minimind.training.process.watchdog import SAVE, WRITE, Watchdog
 
 TRIED_AGAIN = "training goes on, and the next save tries again"
@@ -55,6 +66,8 @@ class Agreement(Protocol):
 
     def gather(self, value: Any) -> list[Any]: ...
     def first_does(self, work: Callable[[], Any]) -> Any: ...
+    def send(self, data: bytearray, to: int) -> None: ...
+    def receive(self, source: int) -> bytes: ...
 
 
 @dataclass
@@ -81,8 +94,12 @@ class Saver:
         keep: int,
         protected: set[Path],
         watchdog: Watchdog | None = None,
+        apart: Sequence[int] = (),
+        complete: Callable[[Path], None] = lambda _: None,
     ) -> None:
-        """``keep``: save_total_limit. ``protected``: never deleted; may be added to while the run goes on."""
+        """``keep``: save_total_limit. ``protected``: never deleted; may be added to while the run goes on. ``apart``:
+        the ranks that do not see the first one's disk. ``complete`` is told of each checkpoint that is."""
+        self._apart, self._complete = apart, complete
         self._watchdog = watchdog or Watchdog()
         self.protected = protected
         self._engine, self._agreement, self._run_dir, self._keep = engine, agreement, run_dir, keep
@@ -173,7 +190,7 @@ class Saver:
 
     def _write(self, job: _Job) -> None:
         """One attempt. Raises OSError, the first that happened on any rank, on all ranks."""
-        self._watchdog.beat(WRITE)
+        self._beat()
         temporary, final = directories(self._run_dir, job.step)
         if not job.published:
             num_bytes = sum(self._agreement.gather(job.snapshot.num_bytes))
@@ -182,20 +199,36 @@ class Saver:
             self._agreement.first_does(lambda: publish(temporary, final, job.manifest))
             job.published = True
         self._agreement.first_does(lambda: _point(self._run_dir, final, job.best))
+        self._complete(final)
 
     def _write_files(self, snapshot: Snapshot, directory: Path) -> dict[str, dict[str, Any]]:
         """All ranks' files; what the manifest says of them. Raises OSError, the same on all ranks."""
-        files: dict[str, FileFacts] = {}
-        error: Exception | None = None
+        box = Inbox(directory)
         try:
-            files = snapshot.write(directory, lambda: self._watchdog.beat(WRITE))
+            self._deliver(snapshot, box)
         except Exception as failure:  # raised below, on every rank
-            error = failure
+            box.error = failure
+        if self._agreement.rank == 0:
+            for source in self._apart:
+                box.receive(lambda source=source: self._agreement.receive(source), self._beat)  # type: ignore[misc]
+        files, error = box.facts, box.error
         reports: list[tuple[dict[str, FileFacts], Exception | None]] = self._agreement.gather((files, error))
         first = next((error for _, error in reports if error is not None), None)
         if first is not None:
             raise first
-        return {name: asdict(facts) for written, _ in reports for name, facts in sorted(written.items())}
+        every = {name: facts for written, _ in reports for name, facts in written.items()}
+        return {name: asdict(every[name]) for name in sorted(every)}  # whoever wrote which
+
+    def _deliver(self, snapshot: Snapshot, box: Inbox) -> None:
+        """Bring this rank's files to the first rank's disk: written into ``box``, or sent there."""
+        if self._agreement.rank in self._apart:
+            with outbox(lambda data: self._agreement.send(data, 0)) as sending:
+                snapshot.send(sending, self._beat)
+        else:
+            box.facts.update(snapshot.write(box.directory, self._beat))
+
+    def _beat(self) -> None:
+        self._watchdog.beat(WRITE)
 
     def _give_up(self, job: _Job) -> None:
         """Report the failure, and leave nothing half written."""

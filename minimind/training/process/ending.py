@@ -6,7 +6,6 @@ Exit codes: 0 finished or stopped as asked, 1 the run failed, 2 used wrongly.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -16,13 +15,16 @@ from typing import NoReturn
 
 from minimind.base.display import complain
 from minimind.base.errors import UserError
+from minimind.training.process.meeting import PeerLost
 from minimind.training.process.signals import StoppedEarly, StopRequest, say_stopped
+from minimind.training.process.world import speaks
 
 WORD = 30.0  # seconds that another rank waits for the first to say what is wrong; it is ended long before
 
 
 def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoReturn:
-    """Exit with ``work``'s code; a UserError is one line from rank 0 (``debug``: a traceback) and code 2.
+    """Exit with ``work``'s code; a UserError is one line from each host's first rank (``debug``: a traceback) and
+    code 2.
 
     Asked to stop before the first step is code 0, also where a rank learns of it by losing another one.
     """
@@ -31,6 +33,9 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
     except UserError as error:
         _complain_once(error, debug)
         code = 2
+    except PeerLost as lost:
+        _complain_once(lost, debug)
+        code = 1
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
         code = 0
@@ -45,11 +50,11 @@ def exit_with(work: Callable[[], int], debug: bool, stop: StopRequest) -> NoRetu
     sys.exit(code)
 
 
-def _complain_once(error: UserError, debug: bool) -> None:
-    """One line from rank 0; with ``debug`` every rank's traceback. To be called where the error is being handled."""
+def _complain_once(error: UserError | PeerLost, debug: bool) -> None:
+    """One line a host; with ``debug`` every rank's traceback. To be called where the error is being handled."""
     if debug:
         complain(traceback.format_exc().rstrip())
-    elif os.environ.get("RANK", "0") == "0":
+    elif speaks():
         complain(f"error: {error}")
     else:
         _let_the_first_rank_speak()

@@ -6,14 +6,18 @@ connection closes, or after the timeout if its machine is.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from minimind.base.errors import UserError
+
+T = TypeVar("T")
 CONTROL_TIMEOUT = timedelta(hours=24)  # ranks wait this long for rank 0 to tokenise a large corpus
 
 
@@ -69,6 +73,46 @@ class Control:
             raise failure
         return result
 
+    def all_do(self, work: Callable[[], T]) -> T:
+        """Every rank does ``work``; its own result, or on all ranks the exception of the first that had one.
+
+        A UserError of another rank than the first names that rank and its host.
+        """
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:  # raised below, on every rank
+            failure = _with_host(error, self.rank)
+        failures = [error for error in self.gather(failure) if error is not None]
+        if failures:
+            raise failures[0]
+        return cast(T, result)
+
+    def send(self, data: bytearray, to: int) -> None:
+        """Hand ``data`` to rank ``to``, which calls ``receive`` meanwhile. RuntimeError when that one is gone."""
+        dist.send(torch.tensor([len(data)]), to, group=self._group)
+        if data:
+            dist.send(torch.frombuffer(data, dtype=torch.uint8), to, group=self._group)
+
+    def receive(self, source: int) -> bytes:
+        """What rank ``source`` sends next. RuntimeError when that one is gone."""
+        size = torch.empty(1, dtype=torch.int64)
+        dist.recv(size, source, group=self._group)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if len(data):
+            dist.recv(data, source, group=self._group)
+        return data.numpy().tobytes()
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         self.sum([0.0])
+
+
+def _with_host(error: Exception, rank: int) -> Exception:
+    """A user's error as other hosts must say it."""
+    return UserError(f"{named(rank)}: {error}") if isinstance(error, UserError) and rank else error
+
+
+def named(rank: int) -> str:
+    """This rank as a person finds it."""
+    return f"{socket.gethostname()} (rank {rank})"

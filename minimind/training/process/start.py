@@ -2,7 +2,7 @@
 
 First: whoever stops it, while torch and DeepSpeed are imported, is heard, too. Nothing heavy is imported here; that
 takes eight seconds, in which a signal would kill the rank by Python's default, and a launcher that dies would leave an
-orphan.
+orphan. And which rank this is, of how many, is taken from the starter's variables (world.py) before anything is read.
 
 Last: the process ends with its exit code at once. Python would take everything apart first, process groups with running
 threads among it, and a rank whose work was done has died of that, once in some hundred ends ("terminate called without
@@ -21,6 +21,7 @@ from minimind.base.display import complain, show_tracebacks
 from minimind.base.errors import UserError
 from minimind.training.process.orphans import end_with_launcher
 from minimind.training.process.signals import StoppedEarly, StopRequest, ignore, say_stopped
+from minimind.training.process.world import enter, speaks
 
 
 def start(module: str, *arguments: str) -> NoReturn:
@@ -30,11 +31,12 @@ def start(module: str, *arguments: str) -> NoReturn:
     try:
         stop.install().watch()
         end_with_launcher()
+        enter_world()
         importlib.import_module(module).main(*arguments, stop=stop)
     except StoppedEarly as stopped:
         say_stopped(str(stopped))
     except UserError as error:  # of the import: a DeepSpeed that this trainer can't run with
-        if os.environ.get("RANK", "0") == "0":
+        if speaks():
             complain(f"error: {error}")
         code = 2
     except SystemExit as ended:  # argparse's, or main's
@@ -42,6 +44,15 @@ def start(module: str, *arguments: str) -> NoReturn:
     finally:
         ignore()
     leave(code)
+
+
+def enter_world() -> None:
+    """Take this rank's place, or end with exit code 2: every process says so, since none knows to be the first."""
+    try:
+        enter()
+    except UserError as error:
+        complain(f"error: {error}")
+        sys.exit(2)
 
 
 def leave(code: int) -> NoReturn:

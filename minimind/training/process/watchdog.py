@@ -9,9 +9,7 @@ to go on, and the process ends with code 1, hard (``os._exit``): the main thread
 
 The limit is ten times the longest that the phase has taken between two beats in this run, and never below ten minutes;
 ``limit`` in the YAML is taken as it is. What the run has not done before may compile, or meet a cold disk: an hour.
-Only time that this very thread saw pass counts. It sleeps ``period`` seconds at a time, and a sleep that took much
-longer (SIGSTOP and SIGCONT of the job, a debugger that stops the process, a virtual machine that was paused) counts as
-two periods. A laptop's suspend is not even seen: ``time.monotonic`` is CLOCK_MONOTONIC, which stands still meanwhile.
+Only time that this very thread saw pass counts (attention.py). A lost host is the heartbeat's to notice (heart/).
 
 Not watched: reading and tokenising the data, where a run may rightly wait hours for another one that prepares the same;
 the end (wandb has a limit of its own). Known weakness: a thread that keeps Python's lock for ever can't be noticed by
@@ -32,6 +30,7 @@ from pathlib import Path
 from minimind.base.defaults import HANG
 from minimind.base.files import append_to, subdirectory
 from minimind.config.watchdog import WatchdogConfig
+from minimind.training.process.attention import Attention
 from minimind.training.process.hang import debugged, go_on, say, write_stacks
 from minimind.training.process.orphans import siblings
 from minimind.training.process.signals import StopRequest, tell
@@ -207,11 +206,9 @@ class Watchdog:
 
 def attended(period: float, over: threading.Event, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
     """Seconds that passed from look to look, one about every ``period`` until ``over``; at most two periods each."""
-    last = clock()
+    attention = Attention(period, clock)
     while not over.wait(period):
-        now = clock()
-        yield min(now - last, 2 * period)
-        last = now
+        yield attention.passed()
 
 
 def _within(seconds: float, work: Callable[[], object]) -> None:

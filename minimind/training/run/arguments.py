@@ -58,8 +58,12 @@ def parse(kind: Kind, arguments: list[str] | None = None) -> argparse.Namespace:
     parser = common_parser(kind)
     parser.add_argument("--max-steps", type=int, help="optimizer steps; default: --set num_train_epochs")
     parser.add_argument(
-        "--resume", nargs="?", const="", help="go on: from --output-dir, or a run or checkpoint directory"
+        "--resume",
+        nargs="?",
+        const="",
+        help="go on: from --output-dir, a run or a checkpoint; auto: begin without one",
     )
+    parser.add_argument("--restarted", help=argparse.SUPPRESS)  # why: `minimind launch --restarts` says it
     parser.add_argument("--overfit-one-batch", action="store_true", help="train on the first step's data only")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, train nothing")
     start = "run, checkpoint, Hugging Face directory or .pth to start from; default: the YAML's model_name_or_path"

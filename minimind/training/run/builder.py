@@ -13,10 +13,12 @@ from minimind.config.run import RunConfig
 from minimind.model.attention import check_backend
 from minimind.model.transformer import Transformer
 from minimind.training.checkpoint.directory import Checkpoint
+from minimind.training.checkpoint.nearby import at_hand
 from minimind.training.engine import construction
 from minimind.training.engine.compilation import pays
 from minimind.training.engine.engine import Engine
 from minimind.training.health.ladder import Rollback, rate_factor
+from minimind.training.process.disks import Disks
 from minimind.training.record.recorder import Progress
 from minimind.training.run.setup import Plan
 
@@ -31,6 +33,7 @@ class Builder:
     new_model: Callable[[Resolved], Transformer]
     settings: Callable[[Resolved], dict[str, Any]]  # what a checkpoint says of the run
     command: OwnCommand
+    disks: Disks  # who sees the run directory
 
     def treated(self, rollbacks: Sequence[Rollback]) -> Resolved:
         """The configuration that these rollbacks leave."""
@@ -51,7 +54,8 @@ class Builder:
         engine = build_engine(self.new_model(resolved), resolved, factor, self.config, self.plan.total_steps)
         if checkpoint is None:
             return engine, Progress()
-        return engine, Progress.from_state(engine.load(checkpoint.path)["progress"])
+        with at_hand(engine.control, checkpoint, self.config.output_dir, self.disks) as path:
+            return engine, Progress.from_state(engine.load(path)["progress"])
 
 
 def new_model(config: RunConfig, resolved: Resolved) -> Transformer:

@@ -13,17 +13,21 @@ from typing import Any
 from minimind.base.command_lines import OwnCommand
 from minimind.base.defaults import FINAL
 from minimind.base.display import say
+from minimind.base.errors import UserError
 from minimind.base.files import subdirectory
 from minimind.base.findings import Finding
 from minimind.config.deepspeed import Resolved
 from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 from minimind.data.store.batches import Batches
+from minimind.training.checkpoint.nearby import elsewhere
 from minimind.training.checkpoint.writer import Saver
-from minimind.training.engine.engine import Engine, start_processes
+from minimind.training.engine.engine import Engine
 from minimind.training.health.lr_bands import usual_band
 from minimind.training.health.monitor import before_run
+from minimind.training.process.disks import Disks, find_disks, separate
 from minimind.training.process.ending import exit_with
+from minimind.training.process.heart.heartbeat import Heartbeat
 from minimind.training.process.ranks import Control
 from minimind.training.process.run_lock import RunLock
 from minimind.training.process.signals import StopRequest
@@ -37,11 +41,11 @@ from minimind.training.run.builder import Builder
 from minimind.training.run.directory import open_directory
 from minimind.training.run.held_out import held_out_findings
 from minimind.training.run.loop import Run, train
-from minimind.training.run.next_commands import sweep_command
+from minimind.training.run.next_commands import resume_command, sweep_command
 from minimind.training.run.rescue import give_up, rescue
-from minimind.training.run.resume import Start, agree, find_start, run_settings
+from minimind.training.run.resume import AUTO, Start, agree, find_start, require_one_run, run_settings
 from minimind.training.run.summary import schedule_lines, summarize
-from minimind.training.run.task import Task, make_task
+from minimind.training.run.task import Task, join
 
 
 def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = None) -> None:
@@ -53,19 +57,28 @@ def main(kind: Kind, argv: list[str] | None = None, stop: StopRequest | None = N
 
 def run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
     """Configure, prepare, build, train, export."""
-    with RunLock() as lock, Watchdog() as watchdog:
-        return _run(kind, arguments, stop or StopRequest().install(), lock, watchdog)
+    with RunLock() as lock, Watchdog() as watchdog, Heartbeat() as heartbeat:
+        return _run(kind, arguments, stop or StopRequest().install(), Guards(lock, watchdog, heartbeat))
 
 
-def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, watchdog: Watchdog) -> int:
-    """``lock``: to be taken, and held until this returns. ``watchdog``: to be started once the data are ready."""
-    task = make_task(kind, arguments)
-    start_processes(task.config.emulate_fp16)
-    control = Control()
-    notes = [] if arguments.dry_run else control.first_does(lambda: lock.take(task.config.output_dir))
-    material = prepare(task, control, watchdog, stop)
-    built = build(task, material, control)
-    notes += built.notes
+@dataclass(frozen=True)
+class Guards:
+    """What watches over a run. ``lock``: to be taken, and held until the end; the others are to be started."""
+
+    lock: RunLock
+    watchdog: Watchdog
+    heartbeat: Heartbeat
+
+
+def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, guards: Guards) -> int:
+    task, control = join(kind, arguments)
+    notes = start_heartbeat(guards.heartbeat, task, control, stop)
+    notes += [] if arguments.dry_run else control.first_does(lambda: guards.lock.take(task.config.output_dir))
+    disks = look_at_disks(task, control)
+    material = prepare(task, control, guards.watchdog, stop)
+    built = build(task, material, control, disks)
+    notes += restarted(arguments.restarted)
+    notes += [*separate(disks, task.config.output_dir), *built.notes]
     if not arguments.dry_run:
         notes += control.first_does(lambda: make_directory(task, material, built))
     metrics = open_metrics(task, material, built)
@@ -73,8 +86,29 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, lock: Run
     if arguments.dry_run:
         return end_dry_run(metrics, built.engine, material.plan, built.progress)
     begin(built, metrics, stop)
-    run = make_run(task, material, built, metrics=metrics, stop=stop, watchdog=watchdog)
+    run = make_run(task, material, built, metrics=metrics, stop=stop, guards=guards)
     return finish(*train_and_save(run, built.builder))
+
+
+def start_heartbeat(heartbeat: Heartbeat, task: Task, control: Control, stop: StopRequest) -> list[Finding]:
+    """Watch the other ranks, and be watched, from here to the end of the run."""
+    config = task.config
+    return heartbeat.start(config.heartbeat, control, stop, config.output_dir, resume_command(task.command))
+
+
+def restarted(why: str | None) -> list[Finding]:
+    """That `minimind launch` has started the run again."""
+    if why is None:
+        return []
+    advice = "nothing is lost but the steps after the last checkpoint; look why the host was lost"
+    return [Finding(code="restarted", message=f"started again: {why}", advice=advice)]
+
+
+def look_at_disks(task: Task, control: Control) -> Disks:
+    """Who sees the run directory. A dry run of a new run leaves nothing there to be seen."""
+    if task.arguments.dry_run and task.arguments.resume is None:
+        return Disks.one(control.world_size)
+    return find_disks(control, task.config.output_dir)
 
 
 @dataclass(frozen=True)
@@ -101,6 +135,7 @@ class Built:
     """The engine and the run's progress where it starts, and what a checkpoint will say of the run (``about``)."""
 
     builder: Builder
+    disks: Disks
     start: Start
     about: dict[str, Any]
     engine: Engine
@@ -108,18 +143,32 @@ class Built:
     notes: list[Finding]
 
 
-def build(task: Task, material: Material, control: Control) -> Built:
+def build(task: Task, material: Material, control: Control, disks: Disks) -> Built:
     """The engine, new or at the checkpoint that ``--resume`` means. UserError if that belongs to another run."""
     # Rank 0 looks for all: the hashes of a checkpoint are worth reading once, and the ranks must agree on it.
-    start = control.first_does(lambda: find_start(task.arguments.resume, task.config.output_dir))
-    builder = make_builder(task, material)
+    start = start_point(task, control, disks)
+    builder = make_builder(task, material, disks)
     about = builder.settings(builder.treated(start.rollbacks))
+    first = control.from_first(about)
+    control.all_do(lambda: require_one_run(first, about))
     notes = start.findings + control.first_does(lambda: agree(start.checkpoint, about))
     engine, progress = builder.build(start.checkpoint, start.rollbacks)
-    return Built(builder, start, about, engine, progress=progress, notes=notes)
+    return Built(builder, disks, start, about, engine=engine, progress=progress, notes=notes)
 
 
-def make_builder(task: Task, material: Material) -> Builder:
+def start_point(task: Task, control: Control, disks: Disks) -> Start:
+    """Where ``--resume`` begins. UserError, the same on all ranks, also if only another host has the checkpoints."""
+    wanted, run_dir = task.arguments.resume, task.config.output_dir
+    try:
+        start: Start = control.first_does(lambda: find_start(wanted, run_dir))
+    except UserError as error:
+        raise UserError(f"{error}{elsewhere(control, run_dir, disks)}") from None
+    if wanted == AUTO and start.checkpoint is None and (there := elsewhere(control, run_dir, disks)):
+        raise UserError(f"{run_dir}: no checkpoint of the run here{there}")
+    return start
+
+
+def make_builder(task: Task, material: Material, disks: Disks) -> Builder:
     """What builds the engine now, and again after each rollback."""
     config, plan = task.config, material.plan
     return Builder(
@@ -129,6 +178,7 @@ def make_builder(task: Task, material: Material) -> Builder:
         new_model=task.new_model,
         settings=lambda treated: run_settings(config, treated, material.data, plan),
         command=task.command,
+        disks=disks,
     )
 
 
@@ -205,9 +255,7 @@ def begin(built: Built, metrics: Metrics, stop: StopRequest) -> None:
     stop.begin(built.engine.barrier)
 
 
-def make_run(
-    task: Task, material: Material, built: Built, metrics: Metrics, stop: StopRequest, watchdog: Watchdog
-) -> Run:
+def make_run(task: Task, material: Material, built: Built, metrics: Metrics, stop: StopRequest, guards: Guards) -> Run:
     """What the loop works with."""
     return Run(
         task.config,
@@ -220,24 +268,28 @@ def make_run(
         stop=stop,
         run_dir=task.config.output_dir,
         about=built.about,
-        saver=make_saver(built, task.config, watchdog),
+        saver=make_saver(built, task.config, guards),
         sampler=material.sampler,
         rollbacks=built.start.rollbacks,
         overfit_one_batch=task.arguments.overfit_one_batch,
-        watchdog=watchdog,
+        watchdog=guards.watchdog,
     )
 
 
-def make_saver(built: Built, config: RunConfig, watchdog: Watchdog) -> Saver:
+def make_saver(built: Built, config: RunConfig, guards: Guards) -> Saver:
     """The writer of checkpoints, which never deletes the one that the run starts from. All ranks call it."""
     checkpoint = built.start.checkpoint
+    if checkpoint is not None:
+        guards.heartbeat.saved(checkpoint.path)
     return Saver(
         built.engine,
         Control("saving"),
         config.output_dir,
         keep=config.save_total_limit,
         protected={checkpoint.path} if checkpoint else set(),
-        watchdog=watchdog,
+        watchdog=guards.watchdog,
+        apart=built.disks.apart,
+        complete=guards.heartbeat.saved,
     )
 
 

@@ -68,10 +68,15 @@ def _rollback(run: Run, rung: str, checkpoint: Checkpoint | None) -> Rollback:
     assert run.trouble is not None
     data_step = run.data_step(run.trouble.onset - 1)
     samples = find_culprits(run.engine, run.batches, run.data.train, data_step)
-    step, applied = (checkpoint.step, read_about(checkpoint.path)["applied"]) if checkpoint else (0, 0)
+    step, applied = run.engine.control.first_does(lambda: _where(checkpoint))
     return make_rollback(
         rung, run.trouble, run.rollbacks, to_step=step, applied=applied, config=run.config.recovery, samples=samples
     )
+
+
+def _where(checkpoint: Checkpoint | None) -> tuple[int, int]:
+    """Its step, and how many steps were applied by then. Rank 0 only: others may not see it."""
+    return (checkpoint.step, read_about(checkpoint.path)["applied"]) if checkpoint else (0, 0)
 
 
 def go_back(run: Run) -> Checkpoint | None:

@@ -17,11 +17,12 @@ from minimind.base.errors import UserError
 from minimind.base.findings import Finding
 from minimind.config.deepspeed import Resolved
 from minimind.config.run import RunConfig
-from minimind.training.checkpoint.directory import Checkpoint, read_about, resolve_resume
+from minimind.training.checkpoint.directory import Checkpoint, all_checkpoints, read_about, resolve_resume
 from minimind.training.health.ladder import FILE_NAME as RECOVERY
 from minimind.training.health.ladder import Rollback, read_rollbacks
 from minimind.training.run.setup import Data, Plan
 
+AUTO = "auto"  # of --resume: go on if there is something to go on from, begin otherwise
 FIXED = ("model", "tokenizer", "data", "sources", "row_length", "rows_per_step", "seed", "optimizer")
 
 _WORDS = {
@@ -71,15 +72,34 @@ class Start:
     findings: list[Finding]
 
 
+def require_one_run(first: dict[str, Any], own: dict[str, Any]) -> None:
+    """Raises UserError where this rank's settings are not the first rank's: its host has another YAML or JSON."""
+    fixed = [f"{_word(name)} {first[name]} -> {own[name]}" for name in FIXED if first[name] != own[name]]
+    if different := fixed + changes(first, own):
+        raise UserError(f"other settings than the first rank's: {'; '.join(different)}; give all hosts the same files")
+
+
 def find_start(resume: str | None, run_dir: Path) -> Start:
     """What ``--resume`` means (None: not given), with findings about checkpoints that could not be used.
 
-    Raises UserError if there is no complete checkpoint.
+    Raises UserError if there is no complete checkpoint; ``auto`` then begins, unless there is one that is damaged.
     """
     if resume is None:
         return Start(None, [], [])
+    if resume == AUTO:
+        if not all_checkpoints(run_dir):
+            return Start(None, [], [_begun(run_dir)])
+        resume = ""
     checkpoint, findings = resolve_resume(Path(resume) if resume else run_dir)
     return Start(checkpoint, _rollbacks(checkpoint), findings)
+
+
+def _begun(run_dir: Path) -> Finding:
+    return Finding(
+        code="nothing-to-resume",
+        message=f"--resume auto: {run_dir} has no checkpoint yet, so the run begins",
+        advice="right for a job's first start; else look whether --output-dir is that of the run",
+    )
 
 
 def _rollbacks(checkpoint: Checkpoint) -> list[Rollback]:

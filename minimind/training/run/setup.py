@@ -1,12 +1,17 @@
 """From the command line to what a run works on: its data, their order and the plan of its steps. No DeepSpeed.
 
-Rank 0 does what is done once (the built-in corpus, tokenisation); the others wait for it and open the same store.
+Rank 0 does what is done once (the built-in corpus, tokenisation); the others wait for it and open the same store. A
+host that does not see that store does it once more, by its first rank, from its own files; what all have must have the
+keys of rank 0's, which stand for the contents of the files, the tokenizer and the options.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from minimind.base.command_lines import typed
@@ -42,27 +47,72 @@ class Data:
 
 
 def prepare_data(control: Control, kind: Kind, config: RunConfig) -> Data:
-    """Tokenise on rank 0 (or find the cached store), open on every rank.
+    """Tokenise on rank 0 (or find the cached store), and on each host that does not see its store; open on every rank.
 
-    Raises UserError for bad files and for a tokenizer that does not fit the model.
+    Raises UserError, on all ranks, for bad files, for a tokenizer that does not fit the model, and for a host whose
+    files are others than rank 0's.
     """
-    train, held_out, tokenizer, parts = control.first_does(lambda: _prepare(kind, config))
+    first, keys = control.first_does(lambda: _with_keys(_prepare(kind, config)))
+    places = first if control.rank == 0 or _are_here(first, keys) else None
+    if not all(control.gather(places is not None)):
+        for turn in (os.environ.get("LOCAL_RANK") == "0", True):  # one a host does it, the others then find it
+            places = control.all_do(partial(_also_here, kind, config, places, turn))
+    assert places is not None
     trained = bool(config.train_paths) and config.tokenizer is None
-    loaded = Tokenizer.load(tokenizer)
+    data = replace(control.all_do(lambda: _open(places, keys)), trained_tokenizer=trained)
+    loaded = data.tokenizer
     if loaded.vocab_size > config.model.vocab_size:
         raise UserError(
-            f"{tokenizer}: {loaded.vocab_size} pieces do not fit the model's vocab_size {config.model.vocab_size}; "
+            f"{loaded.path}: {loaded.vocab_size} pieces do not fit the model's vocab_size {config.model.vocab_size}; "
             f"--set model.vocab_size={loaded.vocab_size}"
         )
-    opened = TokenStore.open(train)
-    if held_out is None:
-        return Data(loaded, opened, None, parts, trained_tokenizer=trained)
-    kept = TokenStore.open(held_out)
-    overlap = control.first_does(lambda: find_overlap(opened, kept, default_cache()))
-    return Data(loaded, opened, kept, parts, overlap, trained_tokenizer=trained)
+    if (held_out := data.held_out) is None:
+        return data
+    return replace(data, overlap=control.first_does(lambda: find_overlap(data.train, held_out, default_cache())))
 
 
-def _prepare(kind: Kind, config: RunConfig) -> tuple[Path, Path | None, Path, list[Part] | None]:
+_Places = tuple[Path, Path | None, Path, list[Part] | None]
+
+
+def _open(places: _Places, keys: dict[str, str | None]) -> Data:
+    """What lies at ``places``. Raises UserError unless it is what the first rank has."""
+    data = _opened(places)
+    other = [f"{what} ({key}, not {keys[what]})" for what, key in _keys(data).items() if key != keys[what]]
+    if other:
+        raise UserError(f"not the first rank's {', '.join(other)}: give all hosts the same files")
+    return data
+
+
+def _keys(data: Data) -> dict[str, str | None]:
+    """What decides the data: equal keys are equal contents."""
+    held_out = None if data.held_out is None else data.held_out.manifest.get("key")
+    return {"tokenizer": data.tokenizer.fingerprint, "data": data.train.manifest.get("key"), "held-out data": held_out}
+
+
+def _with_keys(places: _Places) -> tuple[_Places, dict[str, str | None]]:
+    return places, _keys(_opened(places))
+
+
+def _opened(places: _Places) -> Data:
+    train, held_out, tokenizer, parts = places
+    return Data(
+        Tokenizer.load(tokenizer), TokenStore.open(train), TokenStore.open(held_out) if held_out else None, parts
+    )
+
+
+def _also_here(kind: Kind, config: RunConfig, places: _Places | None, turn: bool) -> _Places | None:
+    """``places``, prepared on this host if there are none and it is this rank's turn."""
+    return _prepare(kind, config) if places is None and turn else places
+
+
+def _are_here(places: _Places, keys: dict[str, str | None]) -> bool:
+    """Whether this rank finds at the first rank's paths what that one has there."""
+    with contextlib.suppress(UserError, OSError):
+        return _open(places, keys) is not None
+    return False
+
+
+def _prepare(kind: Kind, config: RunConfig) -> _Places:
     """Stores for training and held-out data, the tokenizer's path and the weighted sources."""
     files, held_out, tokenizer = config.train_paths, list(config.eval_file), config.tokenizer
     if not files and tokenizer != NO_TOKENIZER:

@@ -1,6 +1,6 @@
 """What a training command is told: its options, the YAML and the JSON, checked against each other and this machine.
 
-Nothing is started or written here; a UserError comes before there is anything to clean up.
+Nothing is written here; a UserError comes before there is anything to clean up.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware, detect
 from minimind.config.deepspeed import Resolved, resolve
 from minimind.config.deepspeed.source import chosen_source
+from minimind.config.heartbeat import HeartbeatConfig
 from minimind.config.run import RunConfig, load_run_config
 from minimind.data.records.conversations import Kind
 from minimind.model.transformer import Transformer
+from minimind.training.engine.engine import start_processes
+from minimind.training.process.meeting import PeerLost, meet
+from minimind.training.process.ranks import Control
+from minimind.training.process.world import several_hosts
 from minimind.training.run.arguments import config_options, own_command
 from minimind.training.run.builder import new_model
 from minimind.training.run.requirements import require
@@ -41,6 +46,33 @@ class Task:
     def command(self) -> OwnCommand:
         """How this process was started, for lines that a person may type."""
         return own_command(self.kind, self.arguments, self.resolved.world_size, self.hardware)
+
+
+def join(kind: Kind, arguments: argparse.Namespace) -> tuple[Task, Control]:
+    """The task, and the ranks that share it. What is wrong on one of several hosts ends the others, too, and is said
+    there: they would wait for a rank that is gone."""
+    failure = None
+    try:
+        task = make_task(kind, arguments)
+    except UserError as error:
+        if not several_hosts():
+            raise
+        failure, task = error, None
+    limits = task.config.heartbeat if task is not None else HeartbeatConfig()
+    try:
+        store = meet(limits.start_limit)
+        start_processes(task is not None and task.config.emulate_fp16)
+    except (UserError, PeerLost) as error:  # another rank is not there: what is wrong here comes first
+        raise failure or error from None
+    del store  # the process group has its own handle of it now
+    control = Control()
+
+    def made() -> Task:
+        if task is None:
+            raise failure or AssertionError
+        return task
+
+    return control.all_do(made), control
 
 
 def make_task(kind: Kind, arguments: argparse.Namespace) -> Task:

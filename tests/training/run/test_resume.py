@@ -14,8 +14,8 @@ import pytest
 from minimind.base.errors import UserError
 from minimind.training.checkpoint import directory as checkpoints
 from minimind.training.run import loop
-from minimind.training.run.resume import FIXED, agree, changes, find_start
-from tests.support import DS_CONFIGS, run_ranks
+from minimind.training.run.resume import FIXED, agree, changes, find_start, require_one_run
+from tests.support import DS_CONFIGS, run_ranks, save_steps
 from tests.training.run.test_main import curve, launch, records
 
 STEADY = ("--set", "lr_scheduler_type=constant", "--set", "warmup_steps=0", "--set", "eval_steps=100")
@@ -169,3 +169,27 @@ def test_a_resume_points_latest_at_the_checkpoint_that_it_goes_on_from(files: di
     (out / "latest").write_text("checkpoints/step-00000001\n")  # killed before the pointer was replaced
     assert launch("pretrain", "fp32.json", files, out, "--max-steps", "2", *STEADY, "--resume") == 0
     assert (out / "latest").read_text() == "checkpoints/step-00000002\n"
+
+
+def test_auto_begins_without_a_checkpoint_and_goes_on_with_one(tmp_path: Path) -> None:
+    (begun,) = find_start("auto", tmp_path).findings
+    assert begun.code == "nothing-to-resume" and find_start("auto", tmp_path).checkpoint is None
+    save_steps(tmp_path, 2, 4)
+    start = find_start("auto", tmp_path)
+    assert start.checkpoint is not None and start.checkpoint.step == 4 and start.findings == []
+
+
+def test_auto_does_not_begin_beside_a_checkpoint_that_is_damaged(tmp_path: Path) -> None:
+    save_steps(tmp_path, 2)
+    (tmp_path / "checkpoints" / "step-00000002" / "manifest.json").unlink()
+    with pytest.raises(UserError, match="no complete checkpoint to resume from"):
+        find_start("auto", tmp_path)
+
+
+def test_a_rank_with_other_settings_is_no_part_of_the_run() -> None:
+    first = dict.fromkeys(FIXED, 1) | {"optimizer_params": {"lr": 1e-3}, "world_size": 2}
+    require_one_run(first, dict(first))
+    with pytest.raises(UserError, match=r"learning rate 0.001 -> 0.002; give all hosts the same files"):
+        require_one_run(first, {**first, "optimizer_params": {"lr": 2e-3}})
+    with pytest.raises(UserError, match=r"other settings than the first rank's: data 1 -> 2"):
+        require_one_run(first, {**first, "data": 2})

@@ -21,6 +21,14 @@ from minimind.training.run.setup import Data, prepare_data
 class Alone:
     """The control of a run on one rank."""
 
+    rank = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def all_do(self, work: Any) -> Any:
+        return work()
+
     def first_does(self, work: Any) -> Any:
         return work()
 

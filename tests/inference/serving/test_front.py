@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
-from minimind.inference import answers, front  # noqa: E402
-from minimind.inference.answers import Speaker  # noqa: E402
-from minimind.inference.front import LOCAL, MAX_BODY, MAX_VALUES, Front, Hosts  # noqa: E402
+from minimind.inference.serving import front  # noqa: E402
+from minimind.inference.serving.front import LOCAL, MAX_BODY, MAX_VALUES, Front, Hosts  # noqa: E402
 from minimind.model.transformer import Transformer  # noqa: E402
 from minimind.text.tokenizer import Tokenizer  # noqa: E402
-from tests.inference.serving import CHAT, COMPLETIONS, HELLO, Running, Speech  # noqa: E402
+from tests.inference.running import CHAT, COMPLETIONS, HELLO, Running, Speech  # noqa: E402
 from tests.waiting import wait_for  # noqa: E402
 
 JSON = {"content-type": "application/json"}
@@ -27,7 +26,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def keyed(model: Transformer, tokenizer: Tokenizer) -> Iterator[Running]:
-    running = Running(Speaker(model, tokenizer), "tiny", api_key="secret")
+    running = Running(model, tokenizer, api_key="secret")
     yield running
     running.close()
 
@@ -209,8 +208,7 @@ def test_requests_that_wait_are_counted_and_leave_the_health_check_alone(
     api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front, "MAX_REQUESTS", 2)
-    speech = Speech(tokenizer, "river ", forever=True)
-    monkeypatch.setattr(answers, "generate", speech)
+    Speech.put(monkeypatch, tokenizer, "river ", forever=True)
     body = json.dumps(HELLO)
     request = (
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -225,8 +223,8 @@ def test_requests_that_wait_are_counted_and_leave_the_health_check_alone(
     assert refused.headers["retry-after"] and api.client.get("/health").status_code == 200
     for connection in connections:
         connection.close()
-    wait_for(lambda: speech.active == 0)
-    monkeypatch.setattr(answers, "generate", Speech(tokenizer, "hill"))
+    wait_for(lambda: not api.speaker.batch.writers)
+    Speech.put(monkeypatch, tokenizer, "hill")
     wait_for(lambda: api.post(CHAT, **HELLO).status_code == 200)
 
 
@@ -241,7 +239,7 @@ def test_health_is_answered_while_large_prompts_are_tokenized(
         assert release.wait(60)
         return [1] * 200
 
-    monkeypatch.setattr("minimind.inference.app.prompt_ids", slow)
+    monkeypatch.setattr("minimind.inference.serving.fitting.prompt_ids", slow)
     threads = [threading.Thread(target=lambda: api.post(CHAT, **HELLO)) for _ in range(45)]
     for thread in threads:
         thread.start()
@@ -256,7 +254,7 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized(
     api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tokenizer, "encode", None)
-    monkeypatch.setattr("minimind.inference.app.prompt_ids", None)
+    monkeypatch.setattr("minimind.inference.serving.fitting.prompt_ids", None)
     for text in ("The river " * 60_000, "\u2581" * 300_000, "河" * 300_000):
         for response in (
             api.post(COMPLETIONS, prompt=text),

@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from minimind.inference import answers, generation
-from minimind.inference.answers import Speaker
 from minimind.inference.generation import Sampling, generate
 from minimind.model.transformer import Transformer
 from minimind.text.chat import Turn, prompt_ids
 from minimind.text.tokenizer import Tokenizer
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
-from tests.inference.serving import (  # noqa: E402
+from tests.inference.running import (  # noqa: E402
     CHAT,
     COMPLETIONS,
     HELLO,
@@ -55,7 +52,7 @@ def test_a_chat_answer_is_what_generate_makes(api: Running, model: Transformer, 
 
 def test_a_conversation_that_the_models_template_cannot_write_is_refused(model: Transformer, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_tokenizer(tmp_path, TEMPLATES["bracketed"]))
-    api = Running(Speaker(model, tokenizer), "tiny")
+    api = Running(model, tokenizer)
     try:
         reply = api.post(CHAT, messages=[{"role": "system", "content": "be brief"}, *HELLO["messages"]])
         assert reply.status_code == 400 and "only user and assistant" in reply.json()["error"]["message"]
@@ -66,23 +63,15 @@ def test_a_conversation_that_the_models_template_cannot_write_is_refused(model: 
 @pytest.mark.parametrize("end", ["im_end_id", "eos_id"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_answer_ends_where_the_model_ends_it(
-    end: str, stream: bool, api: Running, model: Transformer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    end: str, stream: bool, api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says = [*tokenizer.encode("The river"), getattr(tokenizer, end), *tokenizer.encode(" runs and runs")]
-    said = iter(says)
-
-    def logits(*_: Any) -> torch.Tensor:
-        likely = torch.full((1, tokenizer.vocab_size), -100.0)
-        likely[0, next(said)] = 100.0
-        return likely
-
-    monkeypatch.setattr(model, "next_logits", logits)
-    monkeypatch.setattr(generation, "decode_step", lambda *_: logits)
+    speech = Speech.put(monkeypatch, tokenizer, "The river")
+    speech.end = getattr(tokenizer, end)
     if stream:
-        events = api.events(CHAT, **HELLO, max_tokens=len(says))
+        events = api.events(CHAT, **HELLO)
         text, finish = content(events), events[-2]["choices"][0]["finish_reason"]
     else:
-        choice = api.post(CHAT, **HELLO, max_tokens=len(says)).json()["choices"][0]
+        choice = api.post(CHAT, **HELLO).json()["choices"][0]
         text, finish = choice["message"]["content"], choice["finish_reason"]
     assert (text, finish) == ("The river", "stop")
 
@@ -109,7 +98,8 @@ def test_a_stream_joined_is_the_whole_answer(api: Running) -> None:
     assert {event["id"] for event in events[:-1]} == {events[0]["id"]}
     assert all(event["object"] == "chat.completion.chunk" for event in events[:-1])
     without = api.events(CHAT, **body)
-    assert all("usage" not in event for event in without[:-1]) and len(without) == len(events) - 1
+    assert all("usage" not in event for event in without[:-1])
+    assert content(without) == content([*events[:-1], "[DONE]"])
 
 
 def test_a_completion_streams_too(api: Running) -> None:
@@ -128,12 +118,11 @@ def test_a_seed_decides_and_without_one_answers_differ(api: Running) -> None:
 
 def test_characters_arrive_whole(api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "漢\U0001f600é河"  # all but the last as bytes
-    speech = Speech(tokenizer, text)
+    speech = Speech.put(monkeypatch, tokenizer, text)
     assert len(speech.ids) > len(text) + 4
-    monkeypatch.setattr(answers, "generate", speech)
     events = api.events(CHAT, **HELLO)
-    parts = [event["choices"][0]["delta"].get("content") for event in events[1:-2]]
-    assert parts == list(text)
+    parts = [event["choices"][0]["delta"].get("content", "") for event in events[1:-1]]
+    assert "".join(parts) == text and "\ufffd" not in text
 
 
 @pytest.mark.parametrize(
@@ -148,50 +137,51 @@ def test_characters_arrive_whole(api: Running, tokenizer: Tokenizer, monkeypatch
 def test_stop_strings_end_an_answer_and_never_show(
     api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, stop: Any, expected: str
 ) -> None:
-    speech = Speech(tokenizer, "The river runs past the hill.")
-    monkeypatch.setattr(answers, "generate", speech)
+    Speech.put(monkeypatch, tokenizer, "The river runs past the hill.")
     choice = api.post(CHAT, **HELLO, stop=stop).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (expected, "stop")
     assert content(api.events(CHAT, **HELLO, stop=stop)) == expected
-    assert speech.active == 0
+    assert not api.speaker.batch.writers
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_answer(
     api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    speech = Speech(tokenizer, "river ", forever=True)
-    monkeypatch.setattr(answers, "generate", speech)
+    speech = Speech.put(monkeypatch, tokenizer, "river ", forever=True)
     body = json.dumps({**HELLO, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", api.port), timeout=PATIENCE) as connection:
         about = ["Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(body)}"]
         connection.sendall("\r\n".join([f"POST {CHAT} HTTP/1.1", *about, "", ""]).encode() + body)
         wait_for(lambda: speech.said > 5)
-        assert speech.active == 1
-    wait_for(lambda: speech.active == 0)
+        assert len(api.speaker.batch.writers) == 1
+    wait_for(lambda: not api.speaker.batch.writers)
     said = speech.said
-    monkeypatch.setattr(answers, "generate", Speech(tokenizer, "hill"))
+    Speech.put(monkeypatch, tokenizer, "hill")
     assert api.post(CHAT, **HELLO).json()["choices"][0]["message"]["content"] == "hill"
     assert speech.said == said
 
 
-def test_answers_are_made_one_at_a_time(api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    speech = Speech(tokenizer, "The river runs past the hill.")
-    monkeypatch.setattr(answers, "generate", speech)
+def test_questions_that_come_at_once_are_answered_together(
+    api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speech = Speech.put(monkeypatch, tokenizer, "river ", forever=True)
     texts: list[str] = []
-    threads = [threading.Thread(target=lambda: texts.append(content(api.events(CHAT, **HELLO)))) for _ in range(4)]
+    body = {**HELLO, "max_tokens": 60}
+    threads = [threading.Thread(target=lambda: texts.append(content(api.events(CHAT, **body)))) for _ in range(4)]
+    together = 0
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(timeout=PATIENCE)
-    assert texts == ["The river runs past the hill."] * 4
-    assert len(speech.calls) == 4 and speech.most_active == 1
+    while any(thread.is_alive() for thread in threads):
+        together = max(together, len(api.speaker.batch.writers))
+    assert len(speech.asked) == 4 and len(set(texts)) == 1
+    assert together > 1
 
 
 def test_a_failure_is_told_to_the_client_without_its_traceback(
     api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "generate", Speech(tokenizer, "hill", fails=True))
+    Speech.put(monkeypatch, tokenizer, "hill", fails=True)
     response = api.post(CHAT, **HELLO)
     assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
     assert "fire" not in response.text
@@ -208,7 +198,7 @@ def test_a_failure_is_told_to_the_client_without_its_traceback(
 
 
 def test_a_server_that_stops_ends_its_answers(model: Transformer, tokenizer: Tokenizer) -> None:
-    running = Running(Speaker(model, tokenizer), "tiny", stopping=lambda: True)
+    running = Running(model, tokenizer, stopping=lambda: True)
     assert running.post(CHAT, **HELLO).status_code == 503
     events = running.events(CHAT, **HELLO)
     assert events[-1]["error"]["message"] == "the server is stopping"
@@ -216,7 +206,7 @@ def test_a_server_that_stops_ends_its_answers(model: Transformer, tokenizer: Tok
 
 
 def test_a_key_is_asked_for_under_v1_only(model: Transformer, tokenizer: Tokenizer) -> None:
-    running = Running(Speaker(model, tokenizer), "tiny", api_key="sécret")
+    running = Running(model, tokenizer, api_key="sécret")
     for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic sécret".encode()}):
         for response in (
             running.client.get("/v1/models", headers=given),
@@ -234,13 +224,3 @@ def test_models_names_the_one_model(api: Running) -> None:
     listed = api.client.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["tiny"]
     assert listed["data"][0]["max_model_len"] == POSITIONS
-
-
-def test_the_page_needs_nothing_else(api: Running) -> None:
-    response = api.client.get("/")
-    assert response.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in response.headers["content-security-policy"]
-    text = response.text
-    assert "://" not in text and "@import" not in text and "innerHTML" not in text
-    for words in ("Stop", "停止", "New chat", "新对话", "v1/chat/completions"):
-        assert words in text

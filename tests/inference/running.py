@@ -1,19 +1,20 @@
-"""Shared by the tests of the server: an application on a real port, and a stand-in for `generate`."""
+"""Shared by the tests of the server: an application on a real port, and a stand-in for the model's choice of words."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 
-from minimind.inference.app import make_app
-from minimind.inference.listener import make_server
-from minimind.inference.sampling import Sampling
+from minimind.inference.answers import Question, Writer
 from minimind.inference.server import listen
+from minimind.inference.serving.app import Served, make_app
+from minimind.inference.serving.listener import make_server
+from minimind.inference.speaker import Speaker
+from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
 from tests.waiting import PATIENCE
 
@@ -25,11 +26,13 @@ HELLO = {"messages": [{"role": "user", "content": "hello 你好"}]}
 class Running:
     """An application on a free port, in a thread."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, **options: Any) -> None:
         listener = listen("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
         limits = {name: options.pop(name) for name in ("connections", "header_seconds") if name in options}
-        self.app = make_app(*args, **options)
+        self.speaker = Speaker(model, tokenizer, options.pop("stopping", lambda: False))
+        about = {name: options.pop(name) for name in ("about", "context") if name in options}
+        self.app = make_app(self.speaker, Served("tiny", **about), **options)
         self.server = make_server(self.app, **limits)
         self.thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self.thread.start()
@@ -50,32 +53,38 @@ class Running:
         self.server.should_exit = True
         self.thread.join(timeout=PATIENCE)
         assert not self.thread.is_alive()
+        self.speaker.close()
 
 
 class Speech:
-    """Stands in for `generate`: says a text token by token, over and over if ``forever``, or fails at the end."""
+    """Puts its words into the model's mouth: a text token by token, over and over if ``forever``, else it ends or, if
+    ``fails``, breaks."""
 
     def __init__(self, tokenizer: Tokenizer, text: str, forever: bool = False, fails: bool = False) -> None:
         self.ids, self.forever, self.fails = tokenizer.encode(text), forever, fails
-        self.calls: list[dict[str, Any]] = []
-        self.said = self.active = self.most_active = 0
+        self.end = tokenizer.eos_id
+        self.asked: list[Question] = []
+        self.said = 0
 
-    def __call__(self, model: Any, prompt: list[int], sampling: Sampling, **options: Any) -> Iterator[int]:
-        self.calls.append({"prompt": prompt, **vars(sampling), **options})
-        self.active += 1
-        self.most_active = max(self.active, self.most_active)
-        try:
-            while True:
-                for token in self.ids[: sampling.max_new_tokens]:
-                    self.said += 1
-                    time.sleep(0.002)
-                    yield token
-                if not self.forever:
-                    break
-            if self.fails:
-                raise RuntimeError("the machine is on fire")
-        finally:
-            self.active -= 1
+    def __call__(self, writer: Writer, logits: Any) -> int:
+        """Instead of `Writer.choose`."""
+        said = writer.__dict__.setdefault("said", 0)
+        if not said:
+            self.asked.append(writer.question)
+        if said == len(self.ids) and self.fails:
+            raise RuntimeError("the machine is on fire")
+        if said >= len(self.ids) and not self.forever:
+            return self.end
+        writer.__dict__["said"] = said + 1
+        self.said += 1
+        return self.ids[said % len(self.ids)]
+
+    @classmethod
+    def put(cls, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str, **how: bool) -> Speech:
+        """Into every answer's mouth, until the test ends."""
+        speech = cls(tokenizer, text, **how)
+        monkeypatch.setattr(Writer, "choose", lambda writer, logits: speech(writer, logits))
+        return speech
 
 
 def content(events: list[Any]) -> str:

@@ -23,16 +23,17 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from minimind.inference.openai_schema import ApiError
+from minimind.inference.serving.errors import ApiError
+from minimind.inference.serving.page import page_paths
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
-PUBLIC = ("/", "/health")  # the page holds no secret, and asks for the key itself
+PUBLIC = frozenset({"/health", *page_paths()})  # the page holds no secret, and asks for the key itself
 MAX_BODY = 1 << 20  # bytes
 MAX_VALUES = 20_000  # of a JSON body, by its separators; 2,048 messages have some 10,000
 MAX_REQUESTS = 64  # that are read, wait for their answer or get it
@@ -192,7 +193,7 @@ class Upload:
         self._receive = receive
         self.ended = False
 
-    async def __call__(self) -> Message:
+    async def __call__(self) -> AsgiMessage:
         message = await self._receive()
         self.ended = message["type"] != "http.request" or not message.get("more_body", False)
         return message
@@ -235,9 +236,9 @@ def _is_crowded(body: bytes) -> bool:
 
 def _replaying(body: bytes, receive: Receive) -> Receive:
     """``receive`` for the engine: the body first, then what comes, which is the end of the connection."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    waiting: list[AsgiMessage] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def replay() -> Message:
+    async def replay() -> AsgiMessage:
         return waiting.pop() if waiting else await receive()
 
     return replay

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from minimind.inference import answers
 from minimind.text.tokenizer import Tokenizer
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 
-from minimind.inference.app import CHAT_TOKENS
-from tests.inference.serving import CHAT, COMPLETIONS, HELLO, POSITIONS, Running, Speech
+from minimind.inference.serving.app import CHAT_TOKENS
+from tests.inference.running import CHAT, COMPLETIONS, HELLO, POSITIONS, Running, Speech
 
 
 def body_with(**more: Any) -> dict[str, Any]:
@@ -26,18 +25,24 @@ def body_with(**more: Any) -> dict[str, Any]:
         (CHAT, {}, 400, "messages: Field required"),
         (CHAT, [], 400, "must be a JSON object"),
         (CHAT, {"messages": []}, 400, "at least 1"),
-        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role: "),
+        (CHAT, {"messages": [{"role": "function", "content": "x"}]}, 400, "messages[0].role: "),
+        (CHAT, {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, 400, "tool_calls is not"),
         (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0].content: Field required"),
         (CHAT, {"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content: "),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text only"),
         (CHAT, {"messages": [{"role": "user", "content": "a\ud800"}]}, 400, "lone surrogate"),
-        (CHAT, body_with(n=2), 400, "n: Input should be 1"),
+        (CHAT, body_with(n=0), 400, "n: Input should be"),
         (CHAT, body_with(model="gpt-4"), 404, "there is no model 'gpt-4' here, only 'tiny'"),
         (CHAT, body_with(temperature=3), 400, "temperature: "),
         (CHAT, body_with(temperature="1"), 400, "temperature: "),
         (CHAT, body_with(temperature=1e-9), 400, "temperature must be 0, or 0.001 or more"),
         (CHAT, body_with(top_p=0), 400, "top_p: "),
-        (CHAT, body_with(top_k=-1), 400, "top_k: "),
+        (CHAT, body_with(top_k=-2), 400, "top_k: "),
+        (CHAT, body_with(repetition_penalty=0), 400, "repetition_penalty: "),
+        (CHAT, body_with(min_p=0.1), 400, "min_p is not supported"),
+        (CHAT, body_with(reasoning_effort="high"), 400, "reasoning_effort is not supported"),
+        (CHAT, body_with(top_logprobs=2), 400, "logprobs: true only"),
+        (CHAT, body_with(logprobs=True, top_logprobs=21), 400, "top_logprobs: "),
         (CHAT, body_with(max_tokens=0), 400, "max_tokens: "),
         (CHAT, body_with(max_tokens=3, max_completion_tokens=4), 400, "max_tokens and max_completion_tokens differ"),
         (CHAT, body_with(seed=2**64), 400, "seed: "),
@@ -50,8 +55,14 @@ def body_with(**more: Any) -> dict[str, Any]:
         (CHAT, body_with(temprature=1), 400, "temprature: no such parameter"),
         (CHAT, {**HELLO, "\ud800": 1}, 400, "a valid string"),
         (CHAT, body_with(model="\ud800"), 404, "there is no model"),
-        (COMPLETIONS, {"prompt": [1, 2]}, 400, "prompt: must be one string"),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, 400, "prompt: must be one string"),
+        (COMPLETIONS, {"prompt": [[]]}, 400, "prompt: must be a string, token ids, or a list"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, 400, "prompt: must be a string, token ids, or a list"),
+        (COMPLETIONS, {"prompt": ["a"] * 129}, 400, "prompt: has 129 prompts"),
+        (COMPLETIONS, {"prompt": ["a"] * 2, "n": 100}, 400, "2 prompts times n: 100"),
+        (COMPLETIONS, {"prompt": [1, 330]}, 400, "prompt: there is no token 330, the vocabulary has 330"),
+        (COMPLETIONS, {"prompt": [1, -1]}, 400, "prompt: there is no token -1"),
+        (COMPLETIONS, {"prompt": ["a\ud800"]}, 400, "lone surrogate"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": True}, 400, "logprobs"),
         ("/v1/embeddings", {}, 404, "no such address"),
         ("/v1/models", {}, 405, "another method"),
     ],
@@ -92,11 +103,10 @@ def test_a_prompt_that_is_too_long_says_how_long_it_may_be(api: Running, tokeniz
 def test_what_a_request_leaves_out_is_as_minimind_chat_has_it(
     api: Running, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speech = Speech(tokenizer, "河")
-    monkeypatch.setattr(answers, "generate", speech)
+    speech = Speech.put(monkeypatch, tokenizer, "河")
     api.post(CHAT, **HELLO)
     api.post(CHAT, **HELLO, max_completion_tokens=7)
-    call = speech.calls[0]
-    assert (call["temperature"], call["top_p"], call["top_k"]) == (0.7, 0.9, 0)
-    assert call["max_new_tokens"] == CHAT_TOKENS
-    assert speech.calls[1]["max_new_tokens"] == 7
+    usual, short = (question.sampling for question in speech.asked)
+    assert (usual.temperature, usual.top_p, usual.top_k) == (0.7, 0.9, 0)
+    assert usual.max_new_tokens == CHAT_TOKENS
+    assert short.max_new_tokens == 7

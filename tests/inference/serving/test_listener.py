@@ -15,16 +15,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
-from minimind.inference import listener  # noqa: E402
-from minimind.inference.answers import Speaker  # noqa: E402
-from minimind.inference.listener import LOG_LINES, LOG_SECONDS, FewLines, make_server  # noqa: E402
 from minimind.inference.server import listen  # noqa: E402
+from minimind.inference.serving import listener  # noqa: E402
+from minimind.inference.serving.listener import LOG_LINES, LOG_SECONDS, FewLines, make_server  # noqa: E402
 from minimind.model.transformer import Transformer  # noqa: E402
 from minimind.text.tokenizer import Tokenizer  # noqa: E402
-from tests.inference.serving import CHAT, Running  # noqa: E402
+from tests.inference.running import CHAT, Running  # noqa: E402
 from tests.waiting import PATIENCE  # noqa: E402
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -32,8 +31,8 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 SERVER = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from minimind.inference.front import Front
-from minimind.inference.listener import log_few_lines, make_server
+from minimind.inference.serving.front import Front
+from minimind.inference.serving.listener import log_few_lines, make_server
 from minimind.inference.server import listen
 
 async def engine(scope, receive, send):
@@ -56,7 +55,7 @@ def test_half_a_request_is_closed(
     model: Transformer, tokenizer: Tokenizer, start: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "KEEP_ALIVE_SECONDS", 1)
-    running = Running(Speaker(model, tokenizer), "tiny", header_seconds=0.2)
+    running = Running(model, tokenizer, header_seconds=0.2)
     with connect(running.port) as connection:
         connection.sendall(start)
         try:
@@ -68,7 +67,7 @@ def test_half_a_request_is_closed(
 
 
 def test_at_the_limit_an_idle_connection_makes_room(model: Transformer, tokenizer: Tokenizer) -> None:
-    running = Running(Speaker(model, tokenizer), "tiny", connections=4, header_seconds=600)
+    running = Running(model, tokenizer, connections=4, header_seconds=600)
     idle = [connect(running.port) for _ in range(12)]
     for _ in range(6):
         assert httpx.get(f"http://127.0.0.1:{running.port}/health", timeout=PATIENCE).status_code == 200

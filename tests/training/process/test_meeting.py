@@ -1,0 +1,49 @@
+"""Who has not come to the meeting, by the names that the launcher knows; two real hosts: tests/hosts/test_faults.py."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from minimind.training.process import meeting
+from minimind.training.process.meeting import PeerLost, hosts_of_ranks, meet
+
+
+def test_the_hosts_of_ranks_are_those_that_the_launcher_was_told() -> None:
+    told = base64.urlsafe_b64encode(json.dumps({"node1": [0, 1], "node2": [0]}).encode()).decode()
+    for word, hosts in ((f"--world_info={told}", ["node1", "node1", "node2"]), ("--world_info=x", []), ("-x", [])):
+        command = [sys.executable, "-c", "input()", word]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as launcher:
+            assert hosts_of_ranks(launcher.pid) == hosts
+            launcher.communicate(b"\n")
+    assert hosts_of_ranks(launcher.pid) == []
+
+
+def test_one_host_does_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert meet(0.0) is None
+
+
+def test_a_first_rank_that_is_not_there_is_named_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "RANK": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with pytest.raises(PeerLost, match=rf"rank 0 did not answer at 127.0.0.1:{port} within 0 s \(Connection refused\)"):
+        meet(0.3)
+
+
+def test_ranks_that_are_missing_are_named_with_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "hosts_of_ranks", lambda launcher: ["node1", "node2"] if launcher else [])
+    assert os.getppid()
+    assert meeting._absent([1], 50.0).startswith("rank 1 on node2 did not start within 50 s: ")
+    assert "rank 9 and 1 more did not" in meeting._absent(range(2, 11), 50.0)
