@@ -104,7 +104,9 @@ def measure_update_seconds(model: ModelConfig) -> float:
 class _Counted(TorchDispatchMode):
     """Counts the operations that compute; a view launches nothing."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returns = func._schema.returns
