@@ -123,7 +123,8 @@ def count_launches(model: ModelConfig) -> int:
     small.attention_backend = "mask"
     ids = torch.zeros((1, 4), dtype=torch.long)
     for _ in range(2):  # the first pass prepares what later ones find
-        with _Counted() as counted:
+        counted = _Counted()
+        with counted:
             loss: torch.Tensor = small(ids, ids, torch.arange(4)[None], ids)
             loss.backward()
     return counted.count
