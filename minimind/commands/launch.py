@@ -28,7 +28,7 @@ from minimind.base.errors import UserError
 from minimind.base.launcher import find_launcher
 from minimind.commands.launcher.restarts import may_restart, taken_from
 from minimind.commands.launcher.words import prepared
-from minimind.training.process.orphans import PR_SET_PDEATHSIG, children, environment, prctl
+from minimind.training.process.orphans import PR_SET_PDEATHSIG, children, prctl, started_with
 from minimind.training.process.signals import HANDLED, take_over, tell
 
 PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
@@ -165,7 +165,7 @@ class Supervisor:
 
 def _ranks_below(launcher: int) -> Iterator[int]:
     for pid in children(launcher):
-        if any(pair.startswith(b"RANK=") for pair in environment(pid)):
+        if any(pair.startswith(b"RANK=") for pair in started_with(pid)):
             yield pid
 
 

@@ -40,7 +40,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
     return slots
 
 
-def choose(slots: dict[str, int], include: str, exclude: str) -> dict[str, list[int]]:
+def chosen_slots(slots: dict[str, int], include: str, exclude: str) -> dict[str, list[int]]:
     """What is left of ``slots`` by host, in its order. At most one of the two filters is given.
 
     Raises UserError for a host or slot that is not there.

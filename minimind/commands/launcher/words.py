@@ -21,7 +21,7 @@ from minimind.base.errors import UserError
 from minimind.base.launcher import free_port, port_problem
 from minimind.base.problems import nearest
 from minimind.commands.launcher.devices import ACCELERATORS, count_devices, physical_cores
-from minimind.commands.launcher.hostfile import choose, is_here, read_hostfile, unreachable
+from minimind.commands.launcher.hostfile import chosen_slots, is_here, read_hostfile, unreachable
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 DEFAULT_PORT = 29500  # the launcher's
@@ -153,7 +153,7 @@ def _filtered(slots: dict[str, int] | None, include: str, exclude: str) -> dict[
         if counted is None:  # the launcher's own affair: at least one
             return {"localhost": [0]}
         slots = {"localhost": counted[1]}
-    active = choose(slots, include, exclude)
+    active = chosen_slots(slots, include, exclude)
     if not any(active.values()):
         raise UserError(f"--exclude {exclude} leaves no slot to run on")
     return active

@@ -241,12 +241,12 @@ def table_markdown() -> str:
     lines: list[str] = []
     for title, fields in (("TrainingArguments", TABLE), ("Older versions, TRL and the articles", OLDER)):
         lines += [f"## {title}", "", "| name | here |", "|---|---|"]
-        lines += [f"| `{name}` | {describe(meaning)} |" for name, meaning in fields.items()]
+        lines += [f"| `{name}` | {words_for(meaning)} |" for name, meaning in fields.items()]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 
-def describe(meaning: Meaning) -> str:
+def words_for(meaning: Meaning) -> str:
     """One cell of the table."""
     head = _HERE[meaning.status]
     if meaning.status == "used":

@@ -112,17 +112,7 @@ def inspect(path: Path | Remote, name: str | None = None, encoding: str | None =
             path, name, compression, encoding="utf-8", confidence=1.0, mark_bytes=0, text=raw, complete=complete
         )
     found, confidence, mark = find_encoding(raw, complete, name, encoding)
-    head = Head(
-        path,
-        name,
-        compression,
-        encoding=found,
-        confidence=confidence,
-        mark_bytes=mark,
-        text=raw[mark:],
-        complete=complete,
-    )
-    text = b"".join(to_utf8([head.text], found, name, final=False))
+    text = b"".join(to_utf8([raw[mark:]], found, name, final=False))
     line_end = b"\r" if b"\r" in text and b"\n" not in text else b"\n"
     return Head(
         path,

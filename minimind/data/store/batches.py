@@ -152,10 +152,6 @@ class Batches:
         columns = (rows.document[pieces], rows.start[pieces], rows.length[pieces])
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def num_trainable(self, step: int) -> int:
-        """Trainable tokens of the whole step on all ranks; every rank can tell without asking the others."""
-        return self._reader.num_trainable(self.rows(step))
-
 
 class SequentialBatches:
     """For evaluation: every prediction of the store once over all ranks, the same number of batches on each.
@@ -235,15 +231,6 @@ class _RowReader:
         first = self.rows.row_offsets[rows]
         counts = self.rows.row_offsets[rows + 1] - first
         return np.repeat(first, counts) + ramp(counts), counts
-
-    def num_trainable(self, rows: Ints) -> int:
-        pieces, _ = self.pieces(rows)
-        mask, length = self.store.trainable_mask, self.rows.length[pieces]
-        if mask is None:
-            return int(length.sum(dtype=np.int64))
-        targets = (self._first_inputs(pieces) + 1).tolist()
-        spans = zip(targets, length.tolist(), strict=True)
-        return sum(int(np.count_nonzero(mask[target : target + n])) for target, n in spans)
 
     def batch(self, rows: Ints) -> Batch:
         """The rows as one batch; -1 gives an empty row.

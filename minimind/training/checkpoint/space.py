@@ -32,7 +32,7 @@ def require_space(directory: Path, num_bytes: int) -> None:
         raise OSError(errno.ENOSPC, figures, str(directory))
 
 
-def before_run(directory: Path, num_bytes: int) -> list[Finding]:
+def room_for_saves(directory: Path, num_bytes: int) -> list[Finding]:
     """Whether a checkpoint of ``num_bytes`` and, beside it, its successor fit: each save needs room for a whole one.
 
     Raises UserError if not even one fits: nothing of the run could be kept.

@@ -52,10 +52,10 @@ def go_on(run_dir: Path) -> str:
     """The command that goes on from the last checkpoint."""
     if pointed(run_dir / LATEST) is None:
         return "there is no checkpoint yet: start the run again"
-    return f"go on with: {resume_command(sys.argv, os.environ.get('WORLD_SIZE', '1'))}"
+    return f"go on with: {line_to_resume(sys.argv, os.environ.get('WORLD_SIZE', '1'))}"
 
 
-def resume_command(argv: Sequence[str], ranks: str) -> str:
+def line_to_resume(argv: Sequence[str], ranks: str) -> str:
     """What a person types to resume the run that a rank with this command line belongs to.
 
     ``ranks`` of one machine; over several the launcher's own options are the person's.

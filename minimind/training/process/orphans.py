@@ -46,7 +46,7 @@ def siblings() -> list[int]:
     if "RANK" not in os.environ or sys.platform != "linux":
         return []
     launcher, port = os.getppid(), f"MASTER_PORT={os.environ.get('MASTER_PORT')}".encode()
-    return [pid for pid in children(launcher) if pid != os.getpid() and port in environment(pid)]
+    return [pid for pid in children(launcher) if pid != os.getpid() and port in started_with(pid)]
 
 
 def children(pid: int) -> list[int]:
@@ -55,7 +55,7 @@ def children(pid: int) -> list[int]:
     return [number for number in numbers if _parent(number) == pid]
 
 
-def environment(pid: int) -> list[bytes]:
+def started_with(pid: int) -> list[bytes]:
     """The NAME=value pairs that a process was started with; empty when it is gone or another user's."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

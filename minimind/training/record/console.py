@@ -104,7 +104,7 @@ def _short(paths: Sequence[str]) -> Sequence[str]:
     return names if len(set(names)) == len(names) else paths
 
 
-def fit(fields: Sequence[tuple[int, str, str]], width: int | None) -> list[tuple[str, str]]:
+def fields_within(fields: Sequence[tuple[int, str, str]], width: int | None) -> list[tuple[str, str]]:
     """The fields (label, value) that fit into `width` characters, in order; None: all of them."""
     kept = list(fields)
     while width is not None and len(kept) > 1 and len("  ".join(f"{k} {v}" for _, k, v in kept)) > width:
@@ -187,9 +187,9 @@ class ConsoleLog:
                 # No refresh thread: the line changes when there is something new, and never while DeepSpeed forks.
                 self._live = Live(console=self._out, auto_refresh=False, transient=True)
                 self._live.start()
-            self._live.update(_line(fit(fields, self._out.width - 1)), refresh=True)
+            self._live.update(_line(fields_within(fields, self._out.width - 1)), refresh=True)
         elif metrics.step in (1, self._total) or metrics.step % self._every == 0:
-            self._out.print(_line(fit(fields, None)))
+            self._out.print(_line(fields_within(fields, None)))
 
     def evaluating(self, done: int, total: int) -> None:
         """How far an evaluation that takes long has come: in place on a terminal, else a line."""

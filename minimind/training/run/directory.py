@@ -62,7 +62,7 @@ def open_directory(
             run_dir.mkdir(parents=True, exist_ok=True)
             write_rollbacks(run_dir, start.rollbacks)
     write_run_files(run_dir, config, resolved.config, hardware, tokenizer)
-    return findings + space.before_run(run_dir / CHECKPOINTS, checkpoint_bytes(config, resolved))
+    return findings + space.room_for_saves(run_dir / CHECKPOINTS, checkpoint_bytes(config, resolved))
 
 
 def write_run_files(

@@ -9,11 +9,12 @@ thresholds are in shares of the first loss, which fits a language model from scr
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 
 from minimind.base.charts import running_mean
 
@@ -22,194 +23,193 @@ RISE = 0.05  # of the first loss: a smoothed loss this far above its lowest has 
 SPIKE = 0.10  # of the first loss: a single step this far above the mean before it
 FALL = 0.01  # of the first loss: a smaller fall is none
 NOISES = 5.0  # ... each at least this many typical step-to-step changes
+FEWEST = 10  # steps with a finite loss that a range test needs
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One short run: loss (nats per trainable token; may end in NaN or infinity) of each step, whether its update
-    was applied, and the rate it ran at: ``rate`` after warmup in a sweep, ``rates`` step by step in a range test."""
+    """One short run: loss (nats per trainable token; may end in NaN or infinity) of each step, whether its update was
+    applied, and the rate it ran at: ``rate`` after warmup in a sweep, ``rates`` step by step in a range test.
+    ``problem``: why `judge` found it not stable; empty if it is.
+    """
 
     rate: float
     losses: tuple[float, ...]
     applied: tuple[bool, ...]
     rates: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one curve shows. ``problem``: why it is not stable, empty if it is. Losses in nats per token."""
-
-    rate: float
-    start: float
-    end: float
-    smoothed_end: float
-    worst_spike: float
-    skipped: int
     problem: str = ""
 
     @property
     def stable(self) -> bool:
         return not self.problem
 
+    @property
+    def start(self) -> float:
+        return self.losses[0]
+
+    @property
+    def end(self) -> float:
+        return self.losses[-1]
+
+    @property
+    def skipped(self) -> int:
+        return self.applied.count(False)
+
+    @cached_property
+    def finite(self) -> int:
+        """The number of steps before the first whose loss is not finite."""
+        return next((i for i, loss in enumerate(self.losses) if not math.isfinite(loss)), len(self.losses))
+
+    @cached_property
+    def trend(self) -> list[float]:
+        """The losses smoothed. A sweep's: a running mean over about a tenth of the curve (at least five steps) of its
+        finite values, NaN before them; a range test's: a mean that does not lag."""
+        if self.rates:
+            width = _width(self)
+            windows = (self.losses[max(0, i - width) : i + width + 1] for i in range(len(self.losses)))
+            return [statistics.fmean(window) for window in windows]
+        means = running_mean(self.losses, max(5, len(self.losses) // 10))
+        return [math.nan if mean is None else mean for mean in means]
+
+    @property
+    def smoothed_end(self) -> float:
+        return self.trend[-1]
+
+    @property
+    def worst_spike(self) -> float:
+        """How far a step's loss was above the mean before it, at most: at least 0, infinite for NaN."""
+        spikes = [after - mean for mean, after in zip(self.trend, self.losses[1:], strict=False)]
+        return max(math.inf if math.isnan(spike) else spike for spike in [0.0, *spikes])
+
 
 @dataclass(frozen=True)
 class Recommendation:
-    """``rate`` None: none of those seen can be recommended. ``advice``: what to do next, may be empty."""
+    """``rate`` None: none of those seen can be recommended. ``hint``: what to do next, in the range between ``ends`` if
+    there are any; may be empty."""
 
     rate: float | None
     reason: str
-    advice: str = ""
+    hint: str = ""
+    ends: tuple[float, float] | None = None
+
+    @property
+    def advice(self) -> str:
+        """The hint as a person can follow it."""
+        return self.hint + (f": --from {self.ends[0]:.2g} --to {self.ends[1]:.2g}" if self.ends else "")
 
 
 def geometric(low: float, high: float, count: int) -> list[float]:
     """``count`` rates from ``low`` to ``high`` by equal factors, to three digits: what is printed is what runs."""
-    ratio = (high / low) ** (1 / (count - 1))
-    return [float(f"{low * ratio**index:.3g}") for index in range(count)]
+    return [float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count)]
 
 
-def judge(curves: Sequence[Curve]) -> list[Verdict]:
-    """A verdict on each curve. They must share data and initialisation: the calmest one tells the data's noise."""
-    complete = [curve.losses for curve in curves if all(map(math.isfinite, curve.losses))]
-    noise = min((_noise(losses) for losses in complete), default=0.0)
-    return [_judge_one(curve, noise) for curve in curves]
+def judge(curves: Sequence[Curve]) -> list[Curve]:
+    """The curves with their problems. They must share data and initialisation: the calmest tells the data's noise."""
+    noise = min((_noise(curve.losses) for curve in curves if curve.finite == len(curve.losses)), default=0.0)
+    return [replace(curve, problem=_problem(curve, noise)) for curve in curves]
 
 
 def _noise(losses: Sequence[float]) -> float:
     """The typical change of the loss from one step to the next."""
-    changes = [abs(after - before) for before, after in itertools.pairwise(losses)]
+    changes = [abs(after - before) for before, after in pairwise(losses)]
     return statistics.median(changes) if changes else 0.0
 
 
-def smoothed(losses: Sequence[float]) -> list[float]:
-    """Running mean over about a tenth of the curve (at least five steps) of its finite values; NaN before them."""
-    means = running_mean(losses, max(5, len(losses) // 10))
-    return [math.nan if mean is None else mean for mean in means]
-
-
-def _judge_one(curve: Curve, noise: float) -> Verdict:
-    means = smoothed(curve.losses)
-    spikes = [loss - mean for loss, mean in zip(curve.losses[1:], means, strict=False)]
-    worst = max((math.inf if math.isnan(spike) else spike for spike in spikes), default=0.0)
-    return Verdict(
-        rate=curve.rate,
-        start=curve.losses[0],
-        end=curve.losses[-1],
-        smoothed_end=means[-1],
-        worst_spike=max(worst, 0.0),
-        skipped=curve.applied.count(False),
-        problem=_problem(curve, means, worst, noise),
-    )
-
-
-def _problem(curve: Curve, means: Sequence[float], worst: float, noise: float) -> str:
+def _problem(curve: Curve, noise: float) -> str:
     """Why the curve is not stable; empty if it is."""
-    for step, loss in enumerate(curve.losses, start=1):
-        if not math.isfinite(loss):
-            return f"loss not finite at step {step}"
+    if curve.finite < len(curve.losses):
+        return f"loss not finite at step {curve.finite + 1}"
     # fp16 finds its scale in the first steps; overflow later, or in most steps, is the rate's doing
     half = len(curve.applied) // 2
-    late, skipped = curve.applied[half:].count(False), curve.applied.count(False)
-    if late or skipped > half:
-        return f"{skipped} steps skipped, gradients not finite"
-    rise = means[-1] - min(means)
-    if rise > max(RISE * curve.losses[0], NOISES * noise):
+    if not all(curve.applied[half:]) or curve.skipped > half:
+        return f"{curve.skipped} steps skipped, gradients not finite"
+    if (rise := curve.smoothed_end - min(curve.trend)) > max(RISE * curve.start, NOISES * noise):
         return f"loss turned up by {rise:.2f}"
-    if worst > max(SPIKE * curve.losses[0], NOISES * noise):
-        return f"spike of {worst:.2f}"
+    if curve.worst_spike > max(SPIKE * curve.start, NOISES * noise):
+        return f"spike of {curve.worst_spike:.2f}"
     return ""
 
 
-def recommend(verdicts: Sequence[Verdict]) -> Recommendation:
-    """The rate with the fastest stable fall that is not at the edge of divergence."""
-    by_rate = sorted(verdicts, key=lambda verdict: verdict.rate)
-    edge = next((verdict for verdict in by_rate if not verdict.stable), None)
-    fell = [v for v in by_rate if v.stable and v.start - v.smoothed_end > FALL * v.start]
-    safe = [verdict for verdict in fell if edge is None or verdict.rate * SAFETY <= edge.rate]
+def recommend(curves: Sequence[Curve]) -> Recommendation:
+    """The rate with the fastest stable fall that is not at the edge of divergence. ``curves``: as judged."""
+    curves = sorted(curves, key=lambda curve: curve.rate)
+    edge = next((curve for curve in curves if not curve.stable), None)
+    fell = [curve for curve in curves if curve.stable and curve.start - curve.smoothed_end > FALL * curve.start]
+    safe = [curve for curve in fell if edge is None or curve.rate * SAFETY <= edge.rate]
     if not safe:
-        return _none(by_rate, fell, edge)
-    best = min(safe, key=lambda verdict: (verdict.smoothed_end, verdict.rate))
-    return Recommendation(
-        best.rate, _reason(best, fell, edge), _next(best.rate, by_rate[0].rate, by_rate[-1].rate, edge)
-    )
+        return _none(curves, fell, edge)
+    best = min(safe, key=lambda curve: (curve.smoothed_end, curve.rate))
+    return Recommendation(best.rate, _reason(best, fell, edge), *_next(best.rate, curves, edge))
 
 
-def _none(by_rate: Sequence[Verdict], fell: Sequence[Verdict], edge: Verdict | None) -> Recommendation:
-    """Why no rate can be recommended, and where to look instead."""
-    lowest, highest = by_rate[0].rate, by_rate[-1].rate
-    if edge is None:
-        reason = "no rate lowered the loss: they are too small, or the steps too few"
-        return Recommendation(None, reason, f"sweep higher: --from {highest:.2g} --to {highest * 100:.2g}")
-    if not any(verdict.stable for verdict in by_rate):
-        advice = f"sweep lower: --from {lowest / 100:.2g} --to {lowest / SAFETY:.2g}; then look at the data"
-        return Recommendation(None, "every rate diverged", advice)
-    if fell:
-        reason = f"every rate that lowered the loss is at the edge: {edge.rate:.3g} was not stable ({edge.problem})"
-        advice = f"sweep lower: --from {edge.rate / 50:.2g} --to {edge.rate / SAFETY:.2g}"
-        return Recommendation(None, reason, advice)
-    reason = f"no stable rate lowered the loss, and {edge.rate:.3g} was not stable ({edge.problem})"
-    return Recommendation(None, reason, "sweep between: give rates closer together, or more --steps")
-
-
-def _reason(best: Verdict, fell: Sequence[Verdict], edge: Verdict | None) -> str:
+def _reason(best: Curve, fell: Sequence[Curve], edge: Curve | None) -> str:
     fall = f"fastest stable fall: {best.start:.3f} to {best.smoothed_end:.3f} (smoothed)"
     if edge is None:
         return f"{fall}; no rate diverged"
-    passed = [verdict.rate for verdict in fell if verdict.smoothed_end < best.smoothed_end]
+    passed = [curve.rate for curve in fell if curve.smoothed_end < best.smoothed_end]
     beside = f"; {min(passed):.3g} fell further but is too close to it" if passed else ""
     margin = f"{edge.rate / best.rate:.2g} times below {edge.rate:.3g}, which was not stable ({edge.problem})"
     return f"{fall}; {margin}{beside}"
 
 
-def _next(best: float, lowest: float, highest: float, edge: Verdict | None) -> str:
-    if best == highest and edge is None:
-        return f"it is the highest rate tried, so a higher one may be better: --from {best:.2g} --to {best * 10:.2g}"
-    if best == lowest:
-        return f"it is the lowest rate tried, so a lower one may be better: --from {best / 10:.2g} --to {best:.2g}"
-    return ""
+def _next(best: float, curves: Sequence[Curve], edge: Curve | None) -> tuple[str, tuple[float, float] | None]:
+    """Hint and range where the best rate is the first or last of ``curves``, which are in order of rate."""
+    if best == curves[-1].rate and edge is None:
+        return "it is the highest rate tried, so a higher one may be better", (best, best * 10)
+    if best == curves[0].rate:
+        return "it is the lowest rate tried, so a lower one may be better", (best / 10, best)
+    return "", None
+
+
+def _none(curves: Sequence[Curve], fell: Sequence[Curve], edge: Curve | None) -> Recommendation:
+    """Why no rate can be recommended, and where to look instead. ``curves``: by rate."""
+    if edge is None:
+        reason, high = "no rate lowered the loss: they are too small, or the steps too few", curves[-1].rate
+        return Recommendation(None, reason, "sweep higher", (high, high * 100))
+    if not any(curve.stable for curve in curves):
+        hint, low = "look at the data, and sweep lower", curves[0].rate
+        return Recommendation(None, "every rate diverged", hint, (low / 100, low / SAFETY))
+    unstable = f"{edge.rate:.3g} was not stable ({edge.problem})"
+    if fell:
+        reason = f"every rate that lowered the loss is at the edge: {unstable}"
+        return Recommendation(None, reason, "sweep lower", (edge.rate / 50, edge.rate / SAFETY))
+    hint = "sweep between: give rates closer together, or more --steps"
+    return Recommendation(None, f"no stable rate lowered the loss, and {unstable}", hint)
 
 
 def recommend_from_range(curve: Curve) -> Recommendation:
     """The rate of steepest descent (loss by log rate) before the loss turns up, in a run whose rate rises."""
-    finite = next((i for i, loss in enumerate(curve.losses) if not math.isfinite(loss)), len(curve.losses))
-    losses, rates = curve.losses[:finite], curve.rates[:finite]
-    if finite < 10:
-        at = curve.rates[min(finite, len(curve.rates) - 1)]
-        return Recommendation(
-            None,
-            f"the loss was not finite at {at:.2g}, after {finite} steps",
-            f"start lower: --from {curve.rates[0] / 100:.2g}",
-        )
-    width = max(1, finite // 20)
-    means = centred(losses, width)
-    noise = _noise(losses[: finite // 2])
-    bottom = min(range(finite), key=means.__getitem__)
-    turned = finite < len(curve.losses) or means[-1] - means[bottom] > max(RISE * losses[0], NOISES * noise)
-    if means[0] - means[bottom] < FALL * losses[0]:
-        advice = f"start lower: --from {rates[0] / 100:.2g}" if turned else f"go higher: --to {rates[-1] * 100:.2g}"
-        return Recommendation(None, "the loss did not fall at any rate", advice)
-    limit = rates[bottom] / SAFETY if turned else rates[bottom]
-    inner = [i for i in range(width, finite - width) if rates[i] <= limit]
-    if not inner:
-        return Recommendation(
-            None,
-            f"the loss turned up at {rates[bottom]:.2g}, near the start of the range",
-            f"start lower: --from {rates[0] / 100:.2g}",
-        )
-    best = min(inner, key=lambda i: _slope(means, rates, i, width))
-    reason = f"steepest fall of the loss is at {rates[best]:.2g}; it "
-    reason += f"turned up after {rates[bottom]:.2g}" if turned else f"did not turn up until {rates[-1]:.2g}"
-    return Recommendation(
-        float(f"{rates[best]:.2g}"), reason, "" if turned else f"a higher rate may be better: --to {rates[-1] * 10:.2g}"
-    )
+    low, high, steps = curve.rates[0], curve.rates[-1], curve.finite
+    lower = ("start lower", (low / 100, high))
+    if steps < FEWEST:
+        at = curve.rates[min(steps, len(curve.rates) - 1)]
+        return Recommendation(None, f"the loss was not finite at {at:.2g}, after {steps} steps", *lower)
+    seen = replace(curve, losses=curve.losses[:steps], rates=curve.rates[:steps])
+    least, noise = min(seen.trend), _noise(seen.losses[: steps // 2])
+    turn = seen.rates[seen.trend.index(least)]
+    turned = steps < len(curve.losses) or seen.smoothed_end - least > max(RISE * curve.start, NOISES * noise)
+    if seen.trend[0] - least < FALL * curve.start:
+        advice = lower if turned else ("go higher", (low, high * 100))
+        return Recommendation(None, "the loss did not fall at any rate", *advice)
+    limit = turn / SAFETY if turned else turn
+    slopes = [(slope, rate) for slope, rate in _slopes(seen) if rate <= limit]
+    if not slopes:
+        return Recommendation(None, f"the loss turned up at {turn:.2g}, near the start of the range", *lower)
+    best = f"{min(slopes)[1]:.2g}"
+    if turned:
+        return Recommendation(float(best), f"steepest fall of the loss is at {best}; it turned up after {turn:.2g}")
+    reason = f"steepest fall of the loss is at {best}; it did not turn up until {high:.2g}"
+    return Recommendation(float(best), reason, "a higher rate may be better", (low, high * 10))
 
 
-def centred(values: Sequence[float], width: int) -> list[float]:
-    """Mean over ``width`` values on either side; it does not lag, which would move the steepest point up."""
-    windows = (values[max(0, i - width) : i + width + 1] for i in range(len(values)))
-    return [statistics.fmean(window) for window in windows]
+def _slopes(curve: Curve) -> Iterator[tuple[float, float]]:
+    """Change of the trend per e-fold of the rate, with the rate; 0 where skipped steps left the rate in place."""
+    width = _width(curve)
+    for i in range(width, len(curve.rates) - width):
+        folds = math.log(curve.rates[i + width] / curve.rates[i - width])
+        yield (curve.trend[i + width] - curve.trend[i - width]) / folds if folds else 0.0, curve.rates[i]
 
 
-def _slope(means: Sequence[float], rates: Sequence[float], i: int, width: int) -> float:
-    """Change of loss per e-fold of the rate around point ``i``; 0 where skipped steps left the rate in place."""
-    folds = math.log(rates[i + width] / rates[i - width])
-    return (means[i + width] - means[i - width]) / folds if folds else 0.0
+def _width(curve: Curve) -> int:
+    """Steps on either side of one that its mean and slope take in."""
+    return max(1, len(curve.losses) // 20)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from minimind.base.errors import UserError
+from minimind.config.deepspeed import Resolved
 from minimind.config.deepspeed.optimizer import RATES
 from minimind.training.run.arguments import common_parser, with_words
 from minimind.training.sweep.curves import geometric
@@ -21,21 +22,20 @@ SWEEP_ONLY = (*WHICH_RATES, "--steps", "--range-test")  # and those that pretrai
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line: pretraining's configuration and data options, and the rates."""
     parser = common_parser("lr_sweep")
-    parser.add_argument("--learning-rates", metavar="R,R,...", help="the rates to try, such as 1e-4,3e-4,1e-3")
-    parser.add_argument("--from", dest="low", type=float, metavar="R", help="lowest rate of a geometric range")
-    parser.add_argument("--to", dest="high", type=float, metavar="R", help="highest rate of that range")
-    parser.add_argument("--count", type=int, default=7, help="rates in that range (default 7)")
-    parser.add_argument("--steps", type=int, help="steps of each run (default 50; --range-test: 100)")
-    parser.add_argument(
-        "--range-test", action="store_true", help="one run, its rate rising from --from to --to step by step"
-    )
+    add = parser.add_argument
+    add("--learning-rates", metavar="R,R,...", help="the rates to try, such as 1e-4,3e-4,1e-3")
+    add("--from", dest="low", type=float, metavar="R", help="lowest rate of a geometric range")
+    add("--to", dest="high", type=float, metavar="R", help="highest rate of that range")
+    add("--count", type=int, default=7, help="rates in that range (default 7)")
+    add("--steps", type=int, help="steps of each run (default 50; --range-test: 100)")
+    add("--range-test", action="store_true", help="one run, its rate rising from --from to --to step by step")
+    parser.set_defaults(model=None)  # a new one, or that of the YAML
     return with_words(parser, argv)
 
 
 def choose_rates(arguments: argparse.Namespace) -> list[float]:
     """The rates to try, rising; for a range test the two ends. Raises UserError for ones that make no sense."""
-    low, high, listed = arguments.low, arguments.high, arguments.learning_rates
-    steps = arguments.steps
+    low, high, listed, steps = arguments.low, arguments.high, arguments.learning_rates, arguments.steps
     if steps is not None and steps < MIN_STEPS:
         raise UserError(f"--steps {steps}: too few to tell a trend from noise; give at least {MIN_STEPS}")
     if listed is not None:
@@ -69,13 +69,8 @@ def rates_at(params: Mapping[str, Any], rate: float) -> dict[str, float]:
     return {name: rate * (params[name] / reference) for name in RATES if name in params}
 
 
-def with_rate(values: Mapping[str, Any], params: Mapping[str, Any], rate: float) -> dict[str, Any]:
-    """A copy of the DeepSpeed JSON ``values`` at ``rate`` and without a scheduler; ``params``: as resolved before."""
-    edited = copy.deepcopy(dict(values))
-    edited.pop("scheduler", None)
-    if not (edited.get("optimizer") or {}).get("type"):  # resolve() fills such a JSON with AdamW from the YAML
-        automatic = dict.fromkeys(("betas", "eps", "weight_decay"), "auto")
-        edited["optimizer"] = {"type": "AdamW", "params": automatic}
-    optimizer = edited["optimizer"]
-    optimizer["params"] = {**(optimizer.get("params") or {}), **rates_at(params, rate)}
-    return edited
+def with_rate(resolved: Resolved, rate: float) -> Resolved:
+    """The same configuration at ``rate`` and without a scheduler."""
+    config = {key: value for key, value in resolved.config.items() if key != "scheduler"}
+    params = {**resolved.optimizer.params, **rates_at(resolved.optimizer.params, rate)}
+    return replace(resolved, config=config, scheduler=None, optimizer=replace(resolved.optimizer, params=params))

@@ -7,181 +7,153 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from minimind.base.charts import COLOURS
+from minimind.base.display import console
 from minimind.base.files import replacing, write_durably
-from minimind.training.health.lr_bands import Band
-from minimind.training.sweep.curves import Curve, Recommendation, Verdict, centred, smoothed
+from minimind.training.health.lr_bands import Band, usual_band
+from minimind.training.run.task import Task
+from minimind.training.sweep.curves import Curve, Recommendation
+from minimind.training.sweep.options import SWEEP_ONLY, WHICH_RATES, rates_at
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+COLUMNS = {
+    "rate": "{.rate:.3g}",
+    "loss at start": "{.start:.3f}",
+    "at end": "{.end:.3f}",
+    "smoothed": "{.smoothed_end:.3f}",
+    "worst spike": "{.worst_spike:.3f}",
+    "skipped": "{.skipped}",
+}
+# What the JSON says of each run, and of each one that was judged
+CURVE = ("rate", "losses", "applied", "rates")
+VERDICT = ("rate", "start", "end", "smoothed_end", "worst_spike", "skipped", "problem", "stable")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished sweep (one verdict a curve) or range test (one curve, no verdicts).
+    """A finished sweep (its curves judged) or range test (one curve): what it was of, and what it recommends."""
 
-    ``settings``: the recommended ``optimizer.params``, by name. ``about``: what was run, for the JSON.
-    """
-
-    name: str
+    task: Task
+    steps: int
     curves: Sequence[Curve]
-    verdicts: Sequence[Verdict]
     recommendation: Recommendation
-    settings: Mapping[str, float]
-    band: Band
-    about: Mapping[str, Any]
-    again: Callable[[float, float], str]  # the command that sweeps from one rate to another
-    train: Callable[[float], str]  # the command that trains at a rate
+
+    @property
+    def name(self) -> str:
+        return "lr_range_test" if self.curves[0].rates else "lr_sweep"
+
+    @property
+    def judged(self) -> Sequence[Curve]:
+        """The curves that are compared with each other: none of a range test."""
+        return [] if self.curves[0].rates else self.curves
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The recommended ``optimizer.params``, by name."""
+        rate = self.recommendation.rate
+        return {} if rate is None else rates_at(self.task.resolved.optimizer.params, rate)
+
+    @property
+    def band(self) -> Band:
+        return usual_band(self.task.config.model.num_parameters(), self.task.resolved.optimizer.type)
 
 
-def report(outcome: Outcome, directory: Path, console: Console) -> None:
-    """Print table and recommendation; write ``<name>.json`` and ``<name>.png`` into ``directory``."""
-    if outcome.verdicts:
-        console.print(table(outcome.verdicts, outcome.recommendation.rate))
+def report(outcome: Outcome) -> None:
+    """Print table and recommendation; write ``<name>.json`` and ``<name>.png`` into the output directory."""
+    terminal, path = console(), outcome.task.config.output_dir / outcome.name
+    if outcome.judged:
+        terminal.print(table(outcome))
     for line in summary(outcome):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    write_durably(directory / f"{outcome.name}.json", json.dumps(document(outcome), indent=1) + "\n")
-    plot(outcome, directory / f"{outcome.name}.png")
-    console.print(f"written: {directory / outcome.name}.json and .png", markup=False, highlight=False, soft_wrap=True)
+        terminal.print(line, soft_wrap=True)
+    write_durably(path.with_suffix(".json"), json.dumps(document(outcome), indent=1) + "\n")
+    plot(outcome, path.with_suffix(".png"))
+    terminal.print(f"written: {path}.json and .png", soft_wrap=True)
 
 
-def table(verdicts: Sequence[Verdict], recommended: float | None) -> Table:
+def table(outcome: Outcome) -> Table:
     """One row a rate, the recommended one marked."""
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    names = ("rate", "loss at start", "at end", "smoothed", "worst spike", "skipped", "stable")
-    for name in names[:-1]:
-        result.add_column(name, justify="right", no_wrap=True)
-    result.add_column(names[-1])
-    for v in sorted(verdicts, key=lambda verdict: verdict.rate):
-        numbers = [f"{value:.3f}" for value in (v.start, v.end, v.smoothed_end, v.worst_spike)]
-        stable = "yes" if v.stable else f"no: {v.problem}"
-        chosen = v.rate == recommended
-        result.add_row(
-            f"{v.rate:.3g}",
-            *numbers,
-            str(v.skipped),
-            stable + (" <- recommended" if chosen else ""),
-            style="bold green" if chosen else "" if v.stable else "red",
-        )
+    numbers = [Column(name, justify="right", no_wrap=True) for name in COLUMNS]
+    result = Table(*numbers, "stable", box=None, pad_edge=False, header_style="bold")
+    for curve in sorted(outcome.judged, key=lambda curve: curve.rate):
+        chosen = curve.rate == outcome.recommendation.rate
+        stable = ("yes" if curve.stable else f"no: {curve.problem}") + " <- recommended" * chosen
+        style = "bold green" if chosen else "" if curve.stable else "red"
+        result.add_row(*(form.format(curve) for form in COLUMNS.values()), stable, style=style)
     return result
 
 
 def summary(outcome: Outcome) -> list[str]:
-    """The recommendation with its reason, and the usual band."""
-    chosen, band = outcome.recommendation, outcome.band
+    """The recommendation with its reason, what to type next, and the usual band."""
+    chosen, band, command = outcome.recommendation, outcome.band, outcome.task.command
     settings = ", ".join(f'"{name}": {value:.3g}' for name, value in outcome.settings.items())
-    lines = [f"recommended: {settings}" if chosen.rate is not None else "recommended: none of these rates"]
-    lines.append(f"reason: {chosen.reason}")
+    lines = [f"recommended: {settings or 'none of these rates'}", f"reason: {chosen.reason}"]
     if chosen.advice:
         lines.append(f"next: {chosen.advice}")
-    if (ends := _range(outcome)) is not None:
-        lines.append(f"sweep: {outcome.again(*ends)}")
-    if chosen.rate is not None and list(outcome.settings) == ["lr"]:  # Muon's rates stand in the JSON only
-        lines.append(f"train: {outcome.train(chosen.rate)}")
+    if chosen.ends:
+        ends = ("--from", f"{chosen.ends[0]:.2g}", "--to", f"{chosen.ends[1]:.2g}")
+        lines.append(f"sweep: {command.line(*ends, without=WHICH_RATES, script='lr_sweep')}")
+    if list(outcome.settings) == ["lr"]:  # Muon's rates stand in the JSON only
+        output = outcome.task.config.output_dir
+        options = ("--set", f"learning_rate={chosen.rate:.3g}", "--output-dir", output.with_name(f"{output.name}-run"))
+        lines.append(f"train: {command.line(*options, without=(*SWEEP_ONLY, '--output-dir'))}")
     lines.append(f"usual band: {band}")
     if chosen.rate is not None and not band.holds(chosen.rate):
         lines.append("the recommended rate is outside it: trust it for this data, but sweep again with more --steps")
     return lines
 
 
-def _range(outcome: Outcome) -> tuple[float, float] | None:
-    """The range that the advice names; an end that it leaves open is this sweep's."""
-    named = dict(re.findall(r"--(from|to) ([\d.e+-]*\d)", outcome.recommendation.advice))
-    if not named:
-        return None
-    seen = [rate for curve in outcome.curves for rate in (curve.rates or (curve.rate,))]
-    low, high = float(named.get("from", min(seen))), float(named.get("to", max(seen)))
-    return (low, high) if low < high else (low, 10 * low)
-
-
 def document(outcome: Outcome) -> dict[str, Any]:
     """The JSON file's content: strict JSON, numbers that are not finite are null."""
+    config, resolved = outcome.task.config, outcome.task.resolved
+    chosen = {name: getattr(outcome.recommendation, name) for name in ("rate", "reason", "advice")}
     content = {
         "kind": outcome.name,
-        **outcome.about,
-        "recommendation": {**asdict(outcome.recommendation), "settings": dict(outcome.settings)},
+        "deepspeed_config": resolved.source,
+        "optimizer": resolved.optimizer.type,
+        "precision": resolved.precision,
+        "parameters": config.model.num_parameters(),
+        "rows_per_step": resolved.train_batch_size,
+        "row_length": config.max_seq_length,
+        "steps": outcome.steps,
+        "seed": config.seed,
+        "recommendation": {**chosen, "settings": outcome.settings},
         "usual_band": asdict(outcome.band),
-        "verdicts": [{**asdict(verdict), "stable": verdict.stable} for verdict in outcome.verdicts],
-        "curves": [asdict(curve) for curve in outcome.curves],
+        "verdicts": [{name: getattr(curve, name) for name in VERDICT} for curve in outcome.judged],
+        "curves": [{name: getattr(curve, name) for name in CURVE} for curve in outcome.curves],
     }
-    cleaned: dict[str, Any] = _strict(content)
-    return cleaned
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    strict: dict[str, Any] = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    return strict
 
 
 def plot(outcome: Outcome, path: Path) -> None:
-    """All curves in one PNG: loss by step for a sweep, by rate for a range test."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """All curves in one PNG, smoothed over raw ones: by step, dashed if not stable; a range test's by rate."""
     from matplotlib.figure import Figure
 
+    chosen = outcome.recommendation.rate
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    if outcome.verdicts:
-        _draw_sweep(axes, outcome)
+    axes = figure.add_subplot(title=summary(outcome)[0], xlabel="step", ylabel="loss (nats per token)")
+    for curve, colour in zip(outcome.curves, cycle(COLOURS), strict=False):
+        x = curve.rates or range(1, len(curve.losses) + 1)
+        bold, note = curve.rate == chosen, "" if curve.stable else " (not stable)"
+        axes.plot(x, curve.losses, color=colour, alpha=0.25, linewidth=0.8)
+        (trend,) = axes.plot(x, curve.trend, color=colour, linewidth=2.6 if bold else 1.4)
+        trend.set(linestyle="-" if curve.stable else "--", label=f"{curve.rate:.3g}{note}")
+    if outcome.judged:
+        axes.legend(title="learning rate", frameon=False)
     else:
-        _draw_range(axes, outcome)
-    _frame(axes, outcome.curves)
+        axes.set(xscale="log", xlabel="learning rate")
+        axes.axvline(chosen or math.nan, color=COLOURS[1], linestyle="--")
+    if finite := [loss for curve in outcome.curves for loss in curve.losses[: curve.finite]]:
+        lowest, first = min(finite), outcome.curves[0].start  # all begin alike; one that diverges must not stretch this
+        room = max(first - lowest, 0.05 * first)
+        axes.set_ylim(lowest - 0.05 * room, min(max(finite), first + room / 3) + 0.05 * room)
+    axes.grid(alpha=0.25)
     with replacing(path) as file:
         figure.savefig(file, format="png", metadata={"Software": None})
-
-
-def _draw_sweep(axes: Axes, outcome: Outcome) -> None:
-    """Smoothed curves over the raw ones; a rate that was not stable is dashed."""
-    for index, (curve, verdict) in enumerate(zip(outcome.curves, outcome.verdicts, strict=True)):
-        steps, colour = range(1, len(curve.losses) + 1), COLOURS[index % len(COLOURS)]
-        chosen = curve.rate == outcome.recommendation.rate
-        label = f"{curve.rate:.3g}" + (" (recommended)" if chosen else "" if verdict.stable else " (not stable)")
-        axes.plot(steps, curve.losses, color=colour, alpha=0.25, linewidth=0.8)
-        axes.plot(
-            steps,
-            smoothed(curve.losses),
-            color=colour,
-            linewidth=2.6 if chosen else 1.4,
-            linestyle="-" if verdict.stable else "--",
-            label=label,
-        )
-    axes.set_xlabel("step")
-    axes.legend(title="learning rate", frameon=False)
-
-
-def _draw_range(axes: Axes, outcome: Outcome) -> None:
-    """Loss against the rate of each step, with the recommended rate as a line."""
-    (curve,) = outcome.curves
-    axes.plot(curve.rates, curve.losses, color=COLOURS[0], alpha=0.35, linewidth=0.8)
-    means = centred(curve.losses, max(1, len(curve.losses) // 20))  # as the recommendation saw it: without lag
-    axes.plot(curve.rates, means, color=COLOURS[0], linewidth=1.6)
-    axes.set_xscale("log")
-    axes.set_xlabel("learning rate")
-    if outcome.recommendation.rate is not None:
-        rate = outcome.recommendation.rate
-        axes.axvline(rate, color=COLOURS[1], linestyle="--", label=f"recommended: {rate:.2g}")
-        axes.legend(frameon=False)
-
-
-def _frame(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Limits that a diverging curve can't stretch: from the lowest loss to a third above the first."""
-    finite = [loss for curve in curves for loss in curve.losses if math.isfinite(loss)]
-    firsts = [curve.losses[0] for curve in curves if math.isfinite(curve.losses[0])]
-    if finite and firsts:
-        bottom, top = min(finite), max(firsts)
-        room = max(top - bottom, 0.05 * top)
-        axes.set_ylim(bottom - 0.05 * room, min(max(finite), top + room / 3) + 0.05 * room)
-    axes.set_ylabel("loss (nats per token)")
-    axes.grid(alpha=0.25)

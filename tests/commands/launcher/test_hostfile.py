@@ -10,7 +10,7 @@ from deepspeed.launcher.runner import parse_inclusion_exclusion
 
 from minimind.base.errors import UserError
 from minimind.commands.launcher import hostfile
-from minimind.commands.launcher.hostfile import choose, is_here, read_hostfile, unreachable
+from minimind.commands.launcher.hostfile import chosen_slots, is_here, read_hostfile, unreachable
 
 SLOTS = {"a": 4, "b": 2}
 
@@ -46,7 +46,7 @@ def test_a_bad_hostfile_is_one_line(content: bytes, message: str, tmp_path: Path
 )
 def test_filters_leave_what_they_leave_in_the_launcher(include: str, exclude: str) -> None:
     theirs = parse_inclusion_exclusion(SLOTS, include, exclude)
-    assert list(choose(SLOTS, include, exclude).items()) == list(theirs.items())
+    assert list(chosen_slots(SLOTS, include, exclude).items()) == list(theirs.items())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_filter_that_fits_nothing_is_one_line(text: str, message: str) -> None
         with pytest.raises(ValueError):  # noqa: PT011 (the launcher's, of any message)
             parse_inclusion_exclusion(SLOTS, include, exclude)
         with pytest.raises(UserError, match=message):
-            choose(SLOTS, include, exclude)
+            chosen_slots(SLOTS, include, exclude)
 
 
 def test_ssh_is_tried_as_the_launcher_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def test_counts_of_each_source(store: TokenStore) -> None:
     assert mixture.num_rows == first["epoch_rows"] + second["epoch_rows"]
     whole = batches(store, 2, 1)
     steps = range(whole.steps_per_epoch)
-    assert whole.epoch_tokens == sum(whole.num_trainable(step) for step in steps)
+    assert whole.epoch_tokens == sum(batch.num_trainable for step in steps for batch in whole.micro_batches(step, 0))
 
 
 def test_files_that_are_not_those_of_the_sources_are_refused(store: TokenStore) -> None:

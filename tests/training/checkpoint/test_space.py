@@ -26,15 +26,15 @@ def test_a_save_needs_its_bytes_and_a_margin(tmp_path: Path, monkeypatch: pytest
 def test_before_a_run_one_must_fit_and_two_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 100 * space.MB
     disk(monkeypatch, 214 * space.MB)
-    assert space.before_run(tmp_path, size) == []
+    assert space.room_for_saves(tmp_path, size) == []
     disk(monkeypatch, 213 * space.MB)
-    (finding,) = space.before_run(tmp_path, size)
+    (finding,) = space.room_for_saves(tmp_path, size)
     assert finding.code == "disk-nearly-full" and "107 MB and 213 MB are free" in finding.message
     (tmp_path / "step-00000010").mkdir()  # one is there: only its successor must fit
-    assert space.before_run(tmp_path, size) == []
+    assert space.room_for_saves(tmp_path, size) == []
     disk(monkeypatch, 106 * space.MB)
     with pytest.raises(UserError, match="107 MB and 106 MB are free; free space"):
-        space.before_run(tmp_path, size)
+        space.room_for_saves(tmp_path, size)
 
 
 def test_the_file_system_is_that_of_the_directory_behind_a_link(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from minimind.base.launcher import free_port
 from minimind.config.run import load_run_config
 from minimind.config.watchdog import WatchdogConfig
 from minimind.training.checkpoint.writer import Saver
-from minimind.training.process.hang import debugged, resume_command, write_stacks
+from minimind.training.process.hang import debugged, line_to_resume, write_stacks
 from minimind.training.process.watchdog import EVALUATION, EXPORT, SAVE, START, STEP, WRITE, Pace, Watchdog, attended
 from tests.support import DS_CONFIGS, FakeEngine, OneRank
 from tests.training.run.test_main import SMALL, launch
@@ -167,7 +167,7 @@ def test_stacks_name_every_thread_and_where_it_stands(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_to_go_on_with(words: list[str], ranks: str, command: str) -> None:
-    assert resume_command(words, ranks) == command
+    assert line_to_resume(words, ranks) == command
 
 
 def test_the_section_of_the_yaml(tmp_path: Path) -> None:

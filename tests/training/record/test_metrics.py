@@ -13,7 +13,7 @@ from rich.console import Console
 from minimind.base.findings import Finding
 from minimind.config.run import load_run_config
 from minimind.training.record.best import Best
-from minimind.training.record.console import ConsoleLog, count, duration, fit, header_rows, progress_fields
+from minimind.training.record.console import ConsoleLog, count, duration, fields_within, header_rows, progress_fields
 from minimind.training.record.file import FILE_NAME, read_metrics
 from minimind.training.record.metrics import Metrics
 from minimind.training.values import RunSummary, SourceLoss, StepMetrics
@@ -340,10 +340,10 @@ def _screen(output: str) -> Iterator[str]:
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
 def test_fields_fit_and_the_important_ones_stay(width: int) -> None:
     fields = progress_fields(STEP, 7.4, 40, 60.0)
-    kept = fit(fields, width)
+    kept = fields_within(fields, width)
     assert len("  ".join(f"{label} {value}" for label, value in kept)) <= width
     assert kept[0][0] == "step"
-    assert fit(fields, None) == [(label, value) for _, label, value in fields]
+    assert fields_within(fields, None) == [(label, value) for _, label, value in fields]
 
 
 def test_a_loss_scale_is_shown_only_where_there_is_one() -> None:

@@ -140,8 +140,8 @@ def test_a_run_asks_before_it_starts_processes_or_touches_data(
     absent(monkeypatch, "tensorboard")
     path = tmp_path / "c.json"
     path.write_text(json.dumps(monitored(tensorboard={})))
-    for module in ("minimind.training.run.task", "minimind.training.sweep.sweep"):
-        monkeypatch.setattr(f"{module}.start_processes", lambda emulate: pytest.fail("processes were started"))
+    started = "minimind.training.run.task.start_processes"
+    monkeypatch.setattr(started, lambda emulate: pytest.fail("processes were started"))
     monkeypatch.setattr(setup, "prepare_data", lambda *_: pytest.fail("data were prepared"))
     words = ["--deepspeed_config", str(path), "--output-dir", str(tmp_path / "run")]
     work = {
