@@ -11,7 +11,12 @@ setup(
     packages=[*find_packages(include=["minimind", "minimind.*"]), *(f"minimind.shipped.{name}" for name in SHIPPED)],
     package_dir={f"minimind.shipped.{name}": name for name in SHIPPED},
     package_data={
-        "minimind": ["py.typed", "inference/serving/page_files/*", "commands/page/assets/*"],
+        "minimind": [
+            "py.typed",
+            "inference/choices/subjects.json",
+            "inference/serving/page_files/*",
+            "commands/page/assets/*",
+        ],
         **{f"minimind.shipped.{name}": [files] for name, files in SHIPPED.items()},
     },
 )

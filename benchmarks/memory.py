@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import options as shared
 from benchmarks.figures import machine, markdown, write_json
 from benchmarks.workers import Job, Worker
-from minimind.commands.plan import RESERVE, parse_bytes
+from minimind.commands.plan import parse_bytes
+from minimind.config.memory import RESERVE
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours": ("ours", {}),

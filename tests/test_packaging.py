@@ -81,8 +81,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_the_wheel_holds_every_module_and_everything_that_is_launched(installed: Installed) -> None:
     inside = set(zipfile.ZipFile(installed.wheel).namelist())
     wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "minimind").rglob("*.py")}
-    page = (ROOT / "minimind" / "inference" / "serving" / "page_files").iterdir()
-    wanted |= {"minimind/py.typed", *(path.relative_to(ROOT).as_posix() for path in page)}
+    pages = [ROOT / "minimind" / name for name in ("inference/serving/page_files", "commands/page/assets")]
+    data = [path for page in pages for path in page.iterdir()]
+    data += [ROOT / "minimind" / name for name in ("py.typed", "inference/choices/subjects.json")]
+    wanted |= {path.relative_to(ROOT).as_posix() for path in data}
     for folder, pattern in (("launch", "*.py"), ("ds_configs", "*.json"), ("configs", "*.yaml")):
         wanted |= {f"minimind/shipped/{folder}/{path.name}" for path in (ROOT / folder).glob(pattern)}
     assert {name for name in inside if ".dist-info/" not in name} == wanted

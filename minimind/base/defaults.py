@@ -42,6 +42,7 @@ LION_BETAS = (0.9, 0.99)
 DEEPSPEED_LR, DEEPSPEED_EPS, DEEPSPEED_WEIGHT_DECAY = 1e-3, 1e-8, 0.0
 DEEPSPEED_WARMUP_STEPS = 1000  # of its Warmup* schedulers
 
+USUAL_MFU = 0.25  # share of a card's peak that hours assume: that of docs/performance.md's tables
 FIXED_LOSS_SCALE = 1024.0  # of fp16_fixed_scale.json, and of the recovery ladder's rung
 
 # Generation: texts are continued, questions answered
@@ -55,6 +56,7 @@ CHECKPOINTS, LATEST, BEST, FINAL = "checkpoints", "latest", "best", "final"
 STEP_NAME = "step-[0-9]{8,18}"  # a checkpoint's directory in CHECKPOINTS, as a pattern
 RUN_CONFIG, RUN_JSON, ENVIRONMENT = "config.yaml", "ds_config.json", "environment.json"
 RECOVERY, POST_MORTEM, HANG = "recovery.json", "post_mortem.json", "hang"
+SAMPLES = "samples.jsonl"  # what the model made of the prompts of `samples:`, by step
 MODEL_STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's file with the module's weights, one for all ranks
 PARTITIONED_STATES = f"zero_pp_rank_0_{MODEL_STATES}"  # of ZeRO stage 3: shapes and counters, one for each rank
 

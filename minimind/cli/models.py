@@ -41,7 +41,11 @@ from minimind.data.records.options import ReadingOptions
 @reads_files()
 def evaluate(
     model: Model,
-    file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")],
+    file: Annotated[list[Path], typer.Option(help="held-out file; may be given again")] = [],  # noqa: B006
+    task: Annotated[
+        list[Path], typer.Option(metavar="FILE", help="multiple choice: C-Eval, CMMLU, ARC, HellaSwag or own JSONL")
+    ] = [],  # noqa: B006 (typer copies it)
+    items: Annotated[Path | None, typer.Option(metavar="FILE", help="of --task: each question's numbers")] = None,
     kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
     batch_size: Annotated[int, typer.Option(min=1, help="rows at a time; the result does not depend on it")] = 8,
@@ -50,11 +54,32 @@ def evaluate(
     as_json: AsJson = False,
     tokenizer: ModelTokenizer = None,
 ) -> None:
-    """Held-out loss, perplexity and bits per byte."""
+    """Held-out loss, perplexity and bits per byte; or multiple choice (docs/evaluation.md)."""
+    if bool(file) == bool(task) or (items and not task):
+        raise UserError("give --file FILE for held-out loss, or --task FILE for multiple choice (--items is for that)")
+    if task:
+        _evaluate_tasks(model, task, reading, tokenizer, items=items, as_json=as_json)
+        return
     from minimind.commands.models import evaluate_file
 
     result = evaluate_file(model, file, kind, max_seq_length, batch_size, reading=reading, tokenizer_path=tokenizer)
     show_json(result) if as_json else show_table(result)
+
+
+def _evaluate_tasks(
+    model: Path, files: list[Path], reading: ReadingOptions, tokenizer: Path | None, items: Path | None, as_json: bool
+) -> None:
+    from minimind.commands.choices import evaluate_tasks
+    from minimind.inference.choices.scores import table
+
+    result = evaluate_tasks(model, files, reading=reading, tokenizer_path=tokenizer, items=items)
+    if as_json:
+        show_json(result)
+        return
+    for line in table(result["subjects"], result):
+        say(line)
+    if result["cut"]:
+        say(f"{result['cut']:,} contexts are longer than the model's positions: they lost their beginning")
 
 
 @app.command()

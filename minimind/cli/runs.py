@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from minimind.base.defaults import USUAL_MFU
 from minimind.base.display import say
 from minimind.cli.options import Set, Strict
 from minimind.cli.root import app, end
@@ -31,13 +32,21 @@ def plan(
     config: Annotated[Path | None, typer.Option(help="YAML of the run")] = None,
     device_memory: Annotated[str | None, typer.Option(help="24GiB; default: this machine's device")] = None,
     num_gpus: Annotated[int, typer.Option(min=1, help="ranks")] = 1,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="to train on, such as 330M; default: the run's, if known")
+    ] = None,
+    mfu: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="share of a card's peak that its hours assume")
+    ] = USUAL_MFU,
+    measure: Annotated[bool, typer.Option("--measure", help="measure this machine, for about ten seconds")] = False,
     strict: Strict = False,
     overrides: Set = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Memory, steps and time of a run before it starts. Exit code 1 if it would not fit."""
-    from minimind.commands.plan import run_plan
+    """Memory, steps and time of a run before it starts, here and on usual cards. Exit code 1 if it would not fit."""
+    from minimind.commands.plan import Table, parse_tokens, run_plan
 
-    end(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus, strict=strict))
+    table = Table(None if tokens is None else parse_tokens(tokens), mfu, measure)
+    end(run_plan(deepspeed_config, config, overrides, device_memory, num_gpus, strict=strict, wanted=table))
 
 
 @app.command()

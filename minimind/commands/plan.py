@@ -11,19 +11,52 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from minimind.base.command_lines import typed
+from minimind.base.defaults import USUAL_MFU
 from minimind.base.display import say
 from minimind.base.errors import UserError
 from minimind.base.hardware import Hardware, detect
+from minimind.commands.cards import (
+    PRECISIONS,
+    Measured,
+    Question,
+    card_table,
+    fitting_rows,
+    shipped_form,
+    update_line,
+)
 from minimind.config.deepspeed import Resolved, resolve
 from minimind.config.deepspeed.source import chosen_source
-from minimind.config.memory import ANY_GPU, Memory, estimate_memory
+from minimind.config.memory import RESERVE, Memory, estimate_memory, largest_micro_batch
 from minimind.config.run import RunConfig, load_run_config
 
-RESERVE = 2**30
+TABLE_SECONDS = 8.0  # for measuring this machine, of about ten with what is around it
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is asked of the table of cards. ``tokens`` to train on (None: the run's own, if its steps are known);
+    ``mfu``: share of a card's peak that is assumed; ``measure``: this machine, for some ten seconds."""
+
+    tokens: float | None = None
+    mfu: float = USUAL_MFU
+    measure: bool = False
+
+
+def parse_tokens(text: str) -> float:
+    """``330M``, ``1.5B``, ``2e9`` -> tokens. UserError for anything else."""
+    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([kmbgt]?)\s*", text.lower())
+    try:
+        count = float(match[1]) * {**_UNITS, "b": 1e9}[match[2]] if match else 0.0
+    except ValueError:
+        count = 0.0
+    if not 0 < count < 1e18:
+        raise UserError(f'--tokens "{text}": expected a number like 330M or 1.5B')
+    return count
 
 
 def steps_per_epoch(run: RunConfig, resolved: Resolved) -> int | None:
@@ -58,25 +91,6 @@ def parse_bytes(text: str) -> int:
 
 def _size(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.1f} MiB"
-
-
-def largest_micro_batch(
-    run: RunConfig, resolved: Resolved, memory: int, state_bytes: float, hardware: Hardware = ANY_GPU
-) -> int:
-    """The largest micro-batch whose peak, with the reserve, stays within ``memory``; 0 if not even one row
-    does.
-    """
-
-    def fits(rows: int) -> bool:
-        return estimate_memory(run, resolved, rows, state_bytes, hardware).peak + RESERVE <= memory
-
-    low, high = 0, 1
-    while high < 2**20 and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def _memory_lines(memory: Memory, resolved: Resolved, state_bytes: float, count: int) -> list[tuple[str, str]]:
@@ -124,15 +138,14 @@ def _prepare_command(run: RunConfig) -> str:
 
 
 def _time_lines(run: RunConfig, resolved: Resolved, speed: float | None) -> list[tuple[str, str]]:
-    tokens = resolved.train_batch_size * run.max_seq_length
-    epoch = steps_per_epoch(run, resolved)
-    total = run.max_steps or (math.ceil(run.num_train_epochs * epoch) if epoch else None)
+    epoch, tokens = steps_per_epoch(run, resolved), _tokens(run, resolved)
+    total = round(tokens / (resolved.train_batch_size * run.max_seq_length)) if tokens else None
     rate = (
         f"{speed:,.0f} tokens/s (forward and backward, measured here)"
         if speed
         else "n/a (measured on one local device)"
     )
-    seconds = f"{total * tokens / speed / 60:,.1f} minutes" if speed and total else "n/a"
+    seconds = f"{tokens / speed / 60:,.1f} minutes" if speed and tokens else "n/a"
     reason = "" if epoch else f" (prepare the data first: {_prepare_command(run)})"
     return [
         ("steps an epoch", f"{epoch:,}" if epoch else f"n/a{reason}"),
@@ -149,8 +162,9 @@ def run_plan(
     device_memory: str | None = None,
     num_gpus: int = 1,
     strict: bool = False,
+    wanted: Table = Table(),
 ) -> int:
-    """Print the plan of a run. Returns 0 if it fits, 1 if not. Raises UserError for a wrong config."""
+    """Print the plan of a run, and the table of cards. Returns 0 if it fits, 1 if not. UserError for a wrong config."""
     from minimind.training.engine.measure import measure_state_bytes, measure_tokens_per_second
 
     run = load_run_config(config, overrides)
@@ -176,7 +190,52 @@ def run_plan(
     fits, verdict = _verdict(run, resolved, memory, hardware, state_bytes)
     for label, text in [*lines, ("verdict", verdict)]:
         say(f"{label:<18}{text}")
+    measured = {} if speed is None else {resolved.precision: Measured(speed)}
+    for line in _table(run, resolved, wanted, None if device_memory else here, measured):
+        say(line)
     return 0 if fits else 1
+
+
+def _table(
+    run: RunConfig, resolved: Resolved, wanted: Table, here: Hardware | None, measured: dict[str, Measured]
+) -> list[str]:
+    """The table of cards, and with ``wanted.measure`` what this machine measures for it in some ten seconds."""
+    import torch
+
+    from minimind.model.transformer import Transformer
+    from minimind.training.engine.measure import count_launches, measure_update_seconds
+
+    tokens = wanted.tokens or _tokens(run, resolved)
+    with torch.device("meta"):
+        flops = Transformer(run.model, seed=None).flops_per_token(run.max_seq_length)
+    question = Question(run, resolved.world_size, tokens, flops, count_launches(run.model), mfu=wanted.mfu)
+    if here is not None and wanted.measure:
+        measured = _measure(question, here)
+    lines = card_table(question, here, measured)
+    return [*lines, update_line(question, measure_update_seconds(run.model))] if wanted.measure else lines
+
+
+def _tokens(run: RunConfig, resolved: Resolved) -> float | None:
+    """Positions that the run trains on, where its steps are known."""
+    epoch = steps_per_epoch(run, resolved)
+    total = run.max_steps or (math.ceil(run.num_train_epochs * epoch) if epoch else None)
+    return total * resolved.train_batch_size * run.max_seq_length if total else None
+
+
+def _measure(question: Question, here: Hardware) -> dict[str, Measured]:
+    """This machine's speed in each precision that it has, with the rows that suit it."""
+    from minimind.training.engine.measure import best_rows
+
+    precisions = [name for name in PRECISIONS if name == "fp32" or here.bf16]
+    found = {}
+    for name in precisions:
+        resolved = shipped_form(question, name, here)
+        most = fitting_rows(question, name, here)
+        if resolved is not None and most:
+            seconds = TABLE_SECONDS / len(precisions)
+            rows, speed = best_rows(question.run, resolved, here, budget=seconds, most=most)
+            found[name] = Measured(speed, rows)
+    return found
 
 
 def _verdict(

@@ -19,6 +19,7 @@ from minimind.config.model import ModelConfig
 from minimind.config.run import RunConfig
 
 ANY_GPU = Hardware("cuda", fp16=True, bf16=True)
+RESERVE = 2**30  # bytes, by guess: the CUDA context, the libraries and fragmentation
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,25 @@ def estimate_memory(
         logits=_logits_bytes(run.model, tokens, hardware.device_type),
         host=round(moved),
     )
+
+
+def largest_micro_batch(
+    run: RunConfig, resolved: Resolved, memory: int, state_bytes: float, hardware: Hardware = ANY_GPU
+) -> int:
+    """The largest micro-batch whose peak, with the reserve, stays within ``memory``; 0 if not even one row
+    does.
+    """
+
+    def fits(rows: int) -> bool:
+        return estimate_memory(run, resolved, rows, state_bytes, hardware).peak + RESERVE <= memory
+
+    low, high = 0, 1
+    while high < 2**20 and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _partitioned(

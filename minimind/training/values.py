@@ -102,6 +102,7 @@ class RunSummary:
     tune_command: str | None = None  # the command that fine-tunes its model
     eval_steps: int | None = None
     evaluation_cost: float = 0.0  # one evaluation, in optimizer steps
+    samples: str | None = None  # how many prompts are answered, and when
     nats_per_byte_floor: float | None = None  # of the held-out texts: the least loss that any model can have
 
     @property

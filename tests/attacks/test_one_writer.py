@@ -88,6 +88,7 @@ ALLOWED = {
     "data/records/texts.py": {"TemporaryDirectory"},
     "data/read/tables.py": {"TemporaryFile"},
     "text/tokenizer.py": {"mkdir"},
+    "commands/choices.py": {"TemporaryDirectory"},
     "commands/models.py": {"mkdir"},
     # an export's config.json; into `replacing`'s file, and that one's header
     "interop/huggingface.py": {"mkdir", "unlink", "save_file", "open"},

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.base.charts import COLOURS, Buckets, drawable
+from minimind.base.defaults import SAMPLES
 from minimind.base.files import open_inside
 from minimind.base.strict.json_text import is_count, parse_json
 from minimind.commands.page.facts import FILES, differences, facts, settings_of
@@ -21,7 +22,6 @@ from minimind.commands.page.state import ask
 
 ROWS = 6000  # of a curve, as they are; more become buckets
 MOST_SOURCES = 64  # lines of a chart: as many as can be told apart, and more
-SAMPLES = "samples.jsonl"
 MOST_SAMPLES = 2000  # the last ones
 LARGEST_SAMPLES = 16 << 20  # bytes
 EXACT = ("step", "tokens", "skipped")

@@ -35,6 +35,7 @@ from minimind.config.run.values import (
     as_trackers,
     as_train_files,
 )
+from minimind.config.samples import SamplesConfig, as_samples
 from minimind.config.watchdog import WatchdogConfig
 
 Strategy = Literal["no", "steps", "epoch"]
@@ -121,6 +122,7 @@ class RunConfig(BaseModel):
     recovery: RecoveryConfig = RecoveryConfig()
     watchdog: Annotated[WatchdogConfig, BeforeValidator(as_section)] = WatchdogConfig()
     heartbeat: Annotated[HeartbeatConfig, BeforeValidator(as_section)] = HeartbeatConfig()
+    samples: Annotated[SamplesConfig, BeforeValidator(as_samples)] = SamplesConfig()
 
     _places: Places = PrivateAttr(default_factory=Places)
 
@@ -142,6 +144,8 @@ class RunConfig(BaseModel):
             problems.append("fp16 and bf16 are both true: keep one")
         if self.eval_strategy == "no" and self.early_stopping_patience is not None:
             problems.append("early_stopping_patience needs evaluations, and eval_strategy is no: keep one")
+        if self.eval_strategy == "no" and self.samples.prompts:
+            problems.append("samples are written at evaluations, and eval_strategy is no: keep one")
         if self.max_seq_length > self.model.max_position_embeddings:
             problems.append(
                 f"max_seq_length {self.max_seq_length} exceeds the model's max_position_embeddings "

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minimind.base.defaults import BEST, CHECKPOINTS, FINAL, HANG, LATEST, POST_MORTEM, RECOVERY, STEP_NAME
+from minimind.base.defaults import BEST, CHECKPOINTS, FINAL, HANG, LATEST, POST_MORTEM, RECOVERY, SAMPLES, STEP_NAME
 from minimind.base.errors import UserError
 from minimind.base.files import (
     free_name,
@@ -34,7 +34,7 @@ from minimind.base.findings import Finding
 from minimind.base.strict.json_text import brief, is_count, read_json, read_pointer, reason_of
 
 MANIFEST = "manifest.json"
-PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, HANG)  # what a run makes
+PRODUCTS = (LATEST, BEST, CHECKPOINTS, FINAL, RECOVERY, POST_MORTEM, HANG, SAMPLES)  # what a run makes
 TEMPORARY = ".incomplete-"
 _NAME = re.compile(STEP_NAME)
 _DEBRIS = re.compile(rf"{re.escape(TEMPORARY)}(replaced-)?{_NAME.pattern}(-\d+)?")

@@ -6,8 +6,10 @@ Both make a model of their own and leave nothing behind. DeepSpeed has no part i
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimind.base.hardware import Hardware
 from minimind.config.deepspeed import OptimizerSpec, Resolved
@@ -18,6 +20,8 @@ from minimind.model.transformer import Transformer
 from minimind.training.engine.optimizers import build_optimizer, is_body_matrix
 
 MEASURE_SECONDS, MEASURE_ROUNDS = 2.0, 20
+NEARLY = 0.95  # of the fastest: more rows at a time are not worth their memory
+UPDATED = 2**23  # parameters that an update is measured on: no cache holds them
 
 
 def measure_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
@@ -39,16 +43,21 @@ def measure_state_bytes(optimizer: OptimizerSpec, model: ModelConfig) -> float:
 
 
 def measure_tokens_per_second(
-    run: RunConfig, resolved: Resolved, hardware: Hardware, budget: float = MEASURE_SECONDS
+    run: RunConfig,
+    resolved: Resolved,
+    hardware: Hardware,
+    budget: float = MEASURE_SECONDS,
+    rows: int | None = None,
 ) -> float:
-    """Forward and backward of one micro-batch (one row on a CPU) in the run's precision; no optimizer, no data.
+    """Forward and backward of ``rows`` (None: a micro-batch, one row on a CPU) in the run's precision; no optimizer,
+    no data.
 
     ``budget``: no further repetition after so many seconds; there are two at least.
     """
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     device = torch.device(hardware.device_type)
     model = Transformer(run.model).to(device=device, dtype=dtypes[resolved.precision])
-    rows = resolved.micro_batch_size if device.type == "cuda" else 1
+    rows = rows or (resolved.micro_batch_size if device.type == "cuda" else 1)
     ids = torch.randint(run.model.vocab_size, (rows, run.max_seq_length), device=device)
     positions = torch.arange(run.max_seq_length, device=device).expand_as(ids)
     seconds: list[float] = []
@@ -61,6 +70,64 @@ def measure_tokens_per_second(
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return ids.numel() / min(seconds[1:])
+
+
+def best_rows(run: RunConfig, resolved: Resolved, hardware: Hardware, budget: float, most: int) -> tuple[int, float]:
+    """The fewest rows at a time, a power of two up to ``most``, with which this machine is nearly as fast as with any
+    that was tried, and that speed in tokens/s. ``budget``: seconds for all; one row is always tried."""
+    speeds: dict[int, float] = {}
+    begun, took, rows = time.perf_counter(), 0.0, 1
+    while rows <= most and (not speeds or time.perf_counter() - begun + 2 * took <= budget):
+        start = time.perf_counter()
+        speeds[rows] = measure_tokens_per_second(run, resolved, hardware, budget=budget / 8, rows=rows)
+        took = time.perf_counter() - start
+        rows *= 2
+    enough = min(rows for rows, speed in speeds.items() if speed >= NEARLY * max(speeds.values()))
+    return enough, speeds[enough]
+
+
+def measure_update_seconds(model: ModelConfig) -> float:
+    """Seconds that fused AdamW takes on this CPU to update the fp32 masters of ``model``: measured on a part of them,
+    scaled."""
+    count = min(model.num_parameters(), UPDATED)
+    weight = torch.nn.Parameter(torch.zeros(count))
+    weight.grad = torch.ones(count)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:]) * model.num_parameters() / count
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the operations that compute; a view launches nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returns = func._schema.returns
+        view = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+        self.count += bool(returns) and not view
+        return func(*args, **(kwargs or {}))
+
+
+def count_launches(model: ModelConfig) -> int:
+    """Operations of an eager forward and backward pass, about as many as a GPU launches kernels: counted on a narrow
+    model of as many layers, on the CPU, whose own forms of norms and attention are others."""
+    narrow = {"hidden_size": 8 * model.num_attention_heads, "head_dim": 8, "intermediate_size": 16, "vocab_size": 16}
+    small = Transformer(model.model_copy(update=narrow))
+    small.attention_backend = "mask"
+    ids = torch.zeros((1, 4), dtype=torch.long)
+    for _ in range(2):  # the first pass prepares what later ones find
+        counted = _Counted()
+        with counted:
+            loss: torch.Tensor = small(ids, ids, torch.arange(4)[None], ids)
+            loss.backward()
+    return counted.count
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -21,12 +21,14 @@ from rich.live import Live
 from rich.text import Text
 
 from minimind.base.command_lines import typed
+from minimind.base.defaults import SAMPLES
 from minimind.base.display import console as showing_console
 from minimind.base.display import shown
 from minimind.base.findings import Finding
 from minimind.base.hardware import advised_config
 
 if TYPE_CHECKING:
+    from minimind.training.record.samples import Written
     from minimind.training.values import RunSummary, StepMetrics
 
 NA = "n/a"
@@ -132,6 +134,7 @@ def header_rows(s: RunSummary) -> list[tuple[str, str]]:
         ("step", f"{s.rows_per_step} rows = {s.tokens_per_step:,} tokens ({split})"),
         ("run", f"{s.total_steps:,} steps, {s.epochs:.2f} epochs, {tokens} trainable tokens, {time}{start}"),
         *([("held-out", held_out)] if (held_out := _held_out(s)) else []),
+        *([("samples", s.samples)] if s.samples is not None else []),
         ("precision", f"{s.precision}, {zero}, from {s.deepspeed_config}"),
         ("optimizer", f"{s.optimizer}, {clip}; {s.schedule}"),
         ("device", f"{s.device}{memory}"),
@@ -206,6 +209,16 @@ class ConsoleLog:
             *([("bits/byte", number(bits, ".4f"))] if bits is not None else []),
         ]
         self._out.print(Text.assemble(_line(line, "green"), "  best so far" if record["best"] else ""))
+
+    def samples(self, written: Written) -> None:
+        """Where the texts of an evaluation are, and what they cost."""
+        fields = [
+            ("samples", f"after step {written.step}"),
+            ("texts", f"{written.texts} in {SAMPLES}"),
+            ("tokens", f"{written.tokens:,}"),
+            ("seconds", number(written.seconds, ".1f")),
+        ]
+        self._out.print(_line(fields, "green"))
 
     def finding(self, finding: Finding) -> None:
         """Message and advice; the same words are printed once in a run."""

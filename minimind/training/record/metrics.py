@@ -31,6 +31,7 @@ from minimind.training.values import EvalMetrics, RunSummary, StepMetrics, evalu
 
 if TYPE_CHECKING:
     from minimind.config.run import RunConfig
+    from minimind.training.record.samples import Written
 
 PROGRESS_SECONDS = 10.0  # between two looks at an evaluation that takes long
 
@@ -129,6 +130,14 @@ class Metrics:
         self._write("eval", record)
         self._console.evaluation(record)
         self._to_trackers("eval", record)
+
+    def samples(self, written: Written | Finding) -> None:
+        """What the samples of an evaluation cost, or why there are none. On rank 0, which wrote them."""
+        if isinstance(written, Finding):
+            self.finding(written)
+            return
+        self._write("samples", written._asdict())
+        self._console.samples(written)
 
     def finding(self, finding: Finding) -> None:
         if not self.active:

@@ -35,6 +35,7 @@ from minimind.training.checkpoint.directory import (
 from minimind.training.health.ladder import write_rollbacks
 from minimind.training.record.file import FILE_NAME as METRICS
 from minimind.training.record.provenance import environment, write_diff
+from minimind.training.record.samples import cut_back
 from minimind.training.run.resume import Start
 
 RUN_MARKS = (ENVIRONMENT, METRICS, CHECKPOINTS, FINAL, "earlier-1")  # only a run has one
@@ -54,6 +55,8 @@ def open_directory(
         if start.checkpoint is not None:
             _refuse_links(run_dir)
         findings = _other_courses(run_dir, start.checkpoint)
+        if start.checkpoint is not None:
+            cut_back(run_dir, start.checkpoint.step)
         restore_best(run_dir, best_step)
         if start.rollbacks or os.path.lexists(run_dir / RECOVERY):
             run_dir.mkdir(parents=True, exist_ok=True)

@@ -30,6 +30,7 @@ from minimind.training.process.signals import StopRequest
 from minimind.training.process.watchdog import EVALUATION, SAVE, STEP, Watchdog
 from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress, Recorder
+from minimind.training.record.samples import Sampler
 from minimind.training.run.cadence import SaveClock
 from minimind.training.run.evaluation import evaluate
 from minimind.training.run.setup import Data, Plan
@@ -54,6 +55,7 @@ class Run:
     run_dir: Path
     about: dict[str, Any]
     saver: Saver
+    sampler: Sampler | None = None  # writes samples after each evaluation
     rollbacks: Sequence[Rollback] = ()  # that this run lives with
     overfit_one_batch: bool = False
     watchdog: Watchdog = field(default_factory=Watchdog)  # not started: watches nothing
@@ -236,7 +238,18 @@ def evaluate_now(run: Run) -> bool:
     run.metrics.evaluation(result, progress.step)
     for finding in run.health.observe_evaluation(progress.step, result.loss):
         run.metrics.finding(finding)
+    write_samples(run)
     return improved
+
+
+def write_samples(run: Run) -> None:
+    """Have the prompts of `samples:` answered by the weights as they are; all ranks call it, and wait for rank 0."""
+    if run.sampler is None:
+        return
+    run.watchdog.beat(EVALUATION)
+    weights = run.engine.weights()  # gathered from all ranks
+    if run.rank == 0:
+        run.metrics.samples(run.sampler.write(run.progress.step, weights, run.engine.device))
 
 
 class Interrupted(Exception):

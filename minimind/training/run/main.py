@@ -34,6 +34,7 @@ from minimind.training.process.signals import StopRequest
 from minimind.training.process.watchdog import EXPORT, START, Watchdog
 from minimind.training.record.metrics import Metrics
 from minimind.training.record.recorder import Progress
+from minimind.training.record.samples import Sampler
 from minimind.training.run import setup
 from minimind.training.run.arguments import parse
 from minimind.training.run.builder import Builder
@@ -117,6 +118,7 @@ class Material:
     data: setup.Data
     batches: Batches
     plan: setup.Plan
+    sampler: Sampler | None
 
 
 def prepare(task: Task, control: Control, watchdog: Watchdog, stop: StopRequest) -> Material:
@@ -124,7 +126,8 @@ def prepare(task: Task, control: Control, watchdog: Watchdog, stop: StopRequest)
     data = setup.prepare_data(control, task.kind, task.config)
     watchdog.start(task.config.watchdog, task.config.output_dir, control.rank, stop)
     batches = setup.make_batches(data, task.config, task.resolved)
-    return Material(data, batches, setup.plan_steps(task.config, batches, data.held_out))
+    sampler = Sampler(task.config, data.tokenizer, task.kind) if task.config.samples.prompts else None
+    return Material(data, batches, setup.plan_steps(task.config, batches, data.held_out), sampler)
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,7 @@ def make_run(task: Task, material: Material, built: Built, metrics: Metrics, sto
         run_dir=task.config.output_dir,
         about=built.about,
         saver=make_saver(built, task.config, guards),
+        sampler=material.sampler,
         rollbacks=built.start.rollbacks,
         overfit_one_batch=task.arguments.overfit_one_batch,
         watchdog=guards.watchdog,

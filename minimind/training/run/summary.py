@@ -82,8 +82,21 @@ def summarize(
         tune_command=tune_command(command, config, resolved.precision, Path(resolved.source)),
         eval_steps=plan.eval_steps,
         evaluation_cost=_evaluation_cost(config, batches, data),
+        samples=_samples(config, plan),
         nats_per_byte_floor=_floor(data),
     )
+
+
+def _samples(config: RunConfig, plan: Plan) -> str | None:
+    """What `samples:` will cost, in tokens at most; or that nothing will come of it."""
+    asked = config.samples
+    if not asked.prompts:
+        return None
+    if plan.eval_steps is None:
+        return "none, for they are written at evaluations: give --eval-file"
+    count = len(asked.prompts)
+    number = "1 prompt" if count == 1 else f"{count} prompts"
+    return f"{number}, {count * asked.max_new_tokens:,} tokens at most, generated on rank 0 after each evaluation"
 
 
 def _data_line(config: RunConfig, data: Data) -> str:

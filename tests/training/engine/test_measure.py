@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,14 @@ from minimind.config.deepspeed import OptimizerSpec, resolve
 from minimind.config.memory import table_state_bytes
 from minimind.config.model import ModelConfig
 from minimind.config.run import load_run_config
-from minimind.training.engine.measure import measure_state_bytes, measure_tokens_per_second
+from minimind.training.engine import measure
+from minimind.training.engine.measure import (
+    best_rows,
+    count_launches,
+    measure_state_bytes,
+    measure_tokens_per_second,
+    measure_update_seconds,
+)
 
 CONFIGS = Path(__file__).parents[3] / "ds_configs"
 
@@ -30,3 +38,31 @@ def test_speed_is_that_of_one_row_on_a_cpu_and_the_budget_ends_it_after_two() ->
     cpu = Hardware("cpu", True, True, "CPU", 2**34)
     resolved = resolve(CONFIGS / "demo_fp32.json", run, 1, cpu)
     assert measure_tokens_per_second(run, resolved, cpu, budget=0.0) > 0
+
+
+def test_rows_are_doubled_while_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_run_config(None, ["model=tiny", "model.vocab_size=1000", "max_seq_length=32"])
+    cpu = Hardware("cpu", True, True, "CPU", 2**34)
+    resolved = resolve(CONFIGS / "demo_fp32.json", run, 1, cpu)
+    speeds = {1: 100.0, 2: 160.0, 4: 199.0, 8: 200.0, 16: 200.0}
+    tried: list[int] = []
+
+    def speed(*_: Any, rows: int, **__: Any) -> float:
+        tried.append(rows)
+        return speeds[rows]
+
+    monkeypatch.setattr(measure, "measure_tokens_per_second", speed)
+    assert best_rows(run, resolved, cpu, budget=100.0, most=20) == (4, 199.0)
+    assert tried == [1, 2, 4, 8, 16]
+    assert best_rows(run, resolved, cpu, budget=0.0, most=20) == (1, 100.0)  # one is always tried
+
+
+def test_launches_are_counted_by_layer() -> None:
+    two, four = (count_launches(ModelConfig.preset("26m", num_hidden_layers=layers)) for layers in (2, 4))
+    wide = count_launches(ModelConfig.preset("26m", num_hidden_layers=2, hidden_size=1024, intermediate_size=4096))
+    assert 40 < (four - two) / 2 < 400 and two == wide
+
+
+def test_an_update_is_measured_by_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "UPDATED", 1000)
+    assert measure_update_seconds(ModelConfig.preset("tiny", vocab_size=1000)) > 0
