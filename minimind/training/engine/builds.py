@@ -105,14 +105,16 @@ def cached(op: str) -> bool:
 
 
 def find_ninja() -> str | None:
-    """The ninja that builds; the one beside this Python counts, though the environment may not be on PATH."""
-    return shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
+    """The ninja that builds: the one beside this Python, though the environment may not be on PATH, else PATH's."""
+    return shutil.which("ninja", path=str(Path(sys.executable).parent)) or shutil.which("ninja")
 
 
 def _put_ninja_on_path() -> None:
-    """torch runs ``ninja`` by its bare name, which fails where an environment's launcher was called by its path."""
-    if shutil.which("ninja") is None and (ninja := find_ninja()):
-        os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH"), str(Path(ninja).parent))))
+    """torch runs ``ninja`` by its bare name. It must be the same one however this Python was called: two versions take
+    each other's log for another one's and compile anew in turn (1.11 of Debian and 1.13 did, 75 seconds each time)."""
+    ninja = find_ninja()
+    if ninja is not None and shutil.which("ninja") != ninja:
+        os.environ["PATH"] = os.pathsep.join(filter(None, (str(Path(ninja).parent), os.environ.get("PATH"))))
 
 
 def _open_turn(path: Path) -> BinaryIO:

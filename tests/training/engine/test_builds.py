@@ -208,9 +208,16 @@ def test_a_directory_that_can_not_be_written_is_one_line(cache: Path) -> None:
         said()
 
 
-def test_ninja_beside_python_is_found_without_path(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("another", [False, True])
+def test_the_ninja_beside_python_builds_whatever_is_on_path(
+    another: bool, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two versions in turn compile anew each time: they don't read each other's log."""
     beside = Path(sys.executable).parent / "ninja"
     if not beside.exists():
         pytest.skip("ninja is not installed in this environment")
-    monkeypatch.setenv("PATH", "/usr/bin-not")
+    if another:
+        (tmp_path / "ninja").write_text("#!/bin/sh\n")
+        (tmp_path / "ninja").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert said() and shutil.which("ninja") == str(beside)
