@@ -16,7 +16,11 @@ from types import TracebackType
 from tests.waiting import PATIENCE, wait_for
 
 UP, CTRL_A, CTRL_D, ENTER = "\x1b[A", "\x01", "\x04", "\r"
-_CONTROLLING = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C is a signal
+# so that Ctrl-C is a signal, and heard: a shell has its jobs in the background ignore it, and so do their children
+_CONTROLLING = (
+    "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+)
 
 
 class Screen:
