@@ -48,6 +48,7 @@ FIXED_LOSS_SCALE = 1024.0  # of fp16_fixed_scale.json, and of the recovery ladde
 # Generation: texts are continued, questions answered
 TEXT_TOKENS, TEXT_TEMPERATURE, TEXT_TOP_P = 200, 0.8, 0.95
 CHAT_TOKENS, CHAT_TEMPERATURE, CHAT_TOP_P = 400, 0.7, 0.9
+SAMPLES_TEMPERATURE, SAMPLES_TOP_P = 0.0, 1.0  # of `samples:`, to compare one evaluation's with the next
 
 # What a run directory holds
 OUTPUT_DIRECTORY = Path("runs/run")

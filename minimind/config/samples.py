@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from minimind.base.defaults import SAMPLES_TEMPERATURE, SAMPLES_TOP_P
+
 MOST_PROMPTS, MOST_TOKENS = 32, 1024  # all ranks wait while they are answered
 
 
@@ -36,6 +38,6 @@ class SamplesConfig(BaseModel):
         Field(max_length=MOST_PROMPTS),
     ] = []
     max_new_tokens: Annotated[int, Field(gt=0, le=MOST_TOKENS)] = 64
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    temperature: Annotated[float, Field(ge=0)] = SAMPLES_TEMPERATURE
+    top_p: Annotated[float, Field(gt=0, le=1)] = SAMPLES_TOP_P
     seed: Annotated[int, Field(ge=0)] = 0

@@ -25,8 +25,8 @@ VICTIMS = ("supervisor", "runner", "launcher", "rank 0", "rank 1")
 # One start costs ten seconds: the suite has every victim and every signal once, the soak all pairs.
 IN_SUITE = {("runner", "SIGTERM"), ("launcher", "SIGHUP"), ("supervisor", "SIGINT"), ("rank 0", "SIGINT")}
 LONG = ("--max-steps", "50000", "--set", "save_steps=50000")
-KILLED_LAUNCHER = 1
-KILLED_RANK = 247  # launch.py exits with -9
+KILLED_LAUNCHER = (1,)
+KILLED_RANK = (1, 247)  # launch.py exits with -9, unless the heartbeat has ended the other rank before it looks
 
 
 def start(words: list[str]) -> subprocess.Popen[str]:
@@ -112,13 +112,15 @@ def test_a_second_ctrl_c_ends_at_once(files: dict[str, Path], tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "code"), [("launcher", KILLED_LAUNCHER), ("rank 1", KILLED_RANK)])
-def test_kill_9_is_no_success_and_leaves_nobody(victim: str, code: int, files: dict[str, Path], tmp_path: Path) -> None:
+def test_kill_9_is_no_success_and_leaves_nobody(
+    victim: str, code: tuple[int, ...], files: dict[str, Path], tmp_path: Path
+) -> None:
     process = start(arguments("fp32.json", files, tmp_path, *LONG))
     wait_for_steps(process, tmp_path, 2)
     family = family_of(process)
     os.kill(pid_of(victim, process), signal.SIGKILL)
     output = finish(process, family)
-    assert process.returncode == code, output
+    assert process.returncode in code, output
     if victim == "launcher":
         assert_one_complete_checkpoint(tmp_path)
 
@@ -247,7 +249,7 @@ def test_ranks_that_outlive_a_killed_launch_py_are_counted_and_waited_for_beside
     for rank in ranks:
         rank.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == KILLED_LAUNCHER, output
+    assert process.returncode in KILLED_LAUNCHER, output
     assert output.count("over") == 2 and "launch.py was killed" in output
 
 

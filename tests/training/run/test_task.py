@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from minimind.base.errors import UserError
+from minimind.config.heartbeat import HeartbeatConfig
 from minimind.training.run import task as module
 from minimind.training.run.task import join
 
 ARGUMENTS: Any = SimpleNamespace()
-TASK = SimpleNamespace(config=SimpleNamespace(emulate_fp16=True))
+TASK = SimpleNamespace(config=SimpleNamespace(emulate_fp16=True, heartbeat=HeartbeatConfig()))
 
 
 class Joined:
@@ -33,6 +34,7 @@ class Joined:
 def _two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Joined, "joined", [])
     monkeypatch.setattr(module, "Control", Joined)
+    monkeypatch.setattr(module, "meet", lambda limit: None)
     monkeypatch.setattr(module, "start_processes", Joined.joined.append)
     monkeypatch.setattr(module, "make_task", lambda *_: TASK)
     for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")):

@@ -15,7 +15,7 @@ from minimind.base.errors import UserError
 from minimind.config.model import ModelConfig
 from minimind.data.store.store import TokenStore
 from minimind.inference.sampling import Sampling
-from minimind.inference.terminal import chat_loop
+from minimind.inference.terminal.chat import chat_loop
 from minimind.interop.huggingface import save_pretrained
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import FILE_NAME, Tokenizer
