@@ -8,11 +8,13 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from minimind.training.process import meeting
 from minimind.training.process.meeting import PeerLost, hosts_of_ranks, meet
+from tests.waiting import wait_for
 
 
 def test_the_hosts_of_ranks_are_those_that_the_launcher_was_told() -> None:
@@ -20,6 +22,7 @@ def test_the_hosts_of_ranks_are_those_that_the_launcher_was_told() -> None:
     for word, hosts in ((f"--world_info={told}", ["node1", "node1", "node2"]), ("--world_info=x", []), ("-x", [])):
         command = [sys.executable, "-c", "input()", word]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as launcher:
+            wait_for(lambda pid=launcher.pid: Path(f"/proc/{pid}/cmdline").read_bytes())  # empty amid exec
             assert hosts_of_ranks(launcher.pid) == hosts
             launcher.communicate(b"\n")
     assert hosts_of_ranks(launcher.pid) == []
