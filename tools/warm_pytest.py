@@ -1,0 +1,99 @@
+"""pytest in forks of one process that has imported torch and DeepSpeed already, so that a few tests take a second.
+
+Of tools/mutants.py, which starts it in a copy of the checkout: ``python warm_pytest.py MODULE...`` imports those
+modules, nothing of the checkout, and forks for each line of its input. A line is a JSON object:
+
+- ``paths``: the test files;
+- ``known``: tests and their usual seconds. Others are left out, the quick ones go first, and the first failure ends
+  it. None: all tests run, to learn this;
+- ``report``: the file for what was learnt: the tests that passed, with their seconds.
+
+Two lines answer: the process id of the fork, which leads a session of its own, and its exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUICK = 1.0  # seconds; a file's quick tests stay together, for the sake of its fixtures
+
+
+class Order:
+    """The tests that pass without a mutation, in the order in which they most cheaply fail."""
+
+    def __init__(self, known: dict[str, float]) -> None:
+        self._known = known
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid in self._known]
+        items.sort(key=lambda item: self._known[item.nodeid] >= QUICK)
+
+
+class Learnt:
+    """The seconds of the tests that pass, with their fixtures."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._not_passed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if not report.passed:
+            self._not_passed.add(report.nodeid)
+
+    def passed(self) -> dict[str, float]:
+        return {name: round(spent, 2) for name, spent in self.seconds.items() if name not in self._not_passed}
+
+
+def serve(replies: int) -> None:
+    """Fork for each line of the input."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            os.close(replies)
+            os._exit(_pytest(json.loads(line)))
+        os.write(replies, f"{child}\n".encode())
+        _, status = os.waitpid(child, 0)
+        os.write(replies, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def _pytest(request: dict[str, Any]) -> int:
+    """pytest's exit code, in the fork. Never raises: an error of pytest itself is a code, too."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    learnt = Learnt()
+    known = request["known"]
+    plugin = learnt if known is None else Order(known)
+    began = time.monotonic()
+    options = ["-q", "-p", "no:cacheprovider", *(["-x"] if known is not None else [])]
+    try:
+        code = int(pytest.main([*options, *request["paths"]], plugins=[plugin]))
+    except BaseException:
+        return 99
+    if known is None:
+        found = {"passed": learnt.passed(), "seconds": time.monotonic() - began}
+        Path(request["report"]).write_text(json.dumps(found), encoding="utf-8")
+    return code
+
+
+def main() -> None:
+    replies = os.dup(1)  # what imports print goes elsewhere
+    os.dup2(2, 1)
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    serve(replies)
+
+
+if __name__ == "__main__":
+    main()
