@@ -56,7 +56,7 @@ PACKAGES = {"deepspeed_config", "deepspeed", "inference"}
 
 # Tests beside the mirrored ones, by module or by folder.
 MORE = {
-    "config/deepspeed": ("config/deepspeed/test_words.py",),
+    "config/deepspeed": tuple(f"config/deepspeed/test_{name}.py" for name in ("tables", "words", "obsolete")),
     "data/read/charsets": ("data/read/test_sources.py", "data/store/test_prepare.py"),
     "data/records/conversations": ("data/store/test_prepare.py", "data/check/test_check.py"),
     "data/records/encoding": ("data/store/test_prepare.py",),
