@@ -1,4 +1,4 @@
-"""A mutant and the tests: a copy of the checkout to write mutants into, and a warm process that runs the tests there."""
+"""A mutant and the tests: a copy of the checkout to write mutants into, and a warm process to run the tests there."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Warm:
         script = Path(__file__).with_name("warm_pytest.py")
         environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-P" if sys.version_info >= (3, 11) else "-B", str(script), *heavy],
+            [sys.executable, str(script), *heavy],
             cwd=checkout,
             env={**environment, "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.PIPE,

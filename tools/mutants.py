@@ -21,7 +21,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -160,7 +160,8 @@ class Keys:
 
 
 def keys_of(mutant: Mutant, root: Path) -> Keys:
-    digest = hashlib.sha256(mutant.render().encode())
+    digest = hashlib.sha256((root / "minimind" / mutant.module).read_bytes())
+    digest.update(f"{mutant.number} {mutant.change}".encode())
     without_tests = digest.hexdigest()[:24]
     for path in mirrored_tests(mutant.module, root / "tests"):
         digest.update((root / "tests" / path).read_bytes())

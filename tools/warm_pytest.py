@@ -13,6 +13,7 @@ Two lines answer: the process id of the fork, which leads a session of its own, 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -72,8 +73,8 @@ def _pytest(request: dict[str, Any]) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
-    learnt = Learnt()
-    known = request["known"]
+    learnt, known = Learnt(), request["known"]
+    sys.dont_write_bytecode = known is not None  # written once, for the tests; a mutant's would be of no use
     plugin = learnt if known is None else Order(known)
     began = time.monotonic()
     options = ["-q", "-p", "no:cacheprovider", *(["-x"] if known is not None else [])]
@@ -92,6 +93,7 @@ def main() -> None:
     os.dup2(2, 1)
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    gc.freeze()  # else each fork's collections would copy all of it
     serve(replies)
 
 

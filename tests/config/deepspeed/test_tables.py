@@ -21,6 +21,7 @@ from minimind.config.deepspeed.source import JsonSource, key_lines
 from minimind.config.run import RunConfig, load_run_config
 
 GPU = Hardware("cuda", fp16=True, bf16=True, name="GPU")
+ON = {"enabled": True}
 COMPLETE = {
     "gradient_clipping": 1.0,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
@@ -206,18 +207,16 @@ def test_the_tables_of_what_is_dropped_are_those_that_are_tested() -> None:
     switches = {entry for entry in DROPPED if isinstance(entry[1], bool)}
     assert set(refusals._DROPPED) <= switches
     assert set(refusals._DROPPED_SECTIONS) <= {path for path, value in DROPPED if isinstance(value, dict)}
-    assert all(
-        (f"data_efficiency.{outer}.{inner}", True) in switches for outer, inner in refusals._DATA_EFFICIENCY
-    )
+    assert all((f"data_efficiency.{outer}.{inner}", True) in switches for outer, inner in refusals._DATA_EFFICIENCY)
 
 
 @pytest.mark.parametrize(
     "config",
     [
         *(nested(path, not value) for path, value in refusals._DROPPED),
-        {"data_efficiency": {"enabled": False, "data_sampling": {"enabled": True, "curriculum_learning": {"enabled": True}}}},
-        {"data_efficiency": {"enabled": True, "data_sampling": {"enabled": False, "dynamic_batching": {"enabled": True}}}},
-        {"data_efficiency": {"enabled": True, "data_sampling": {"dynamic_batching": {"enabled": True}}}},
+        {"data_efficiency": {"enabled": False, "data_sampling": {"enabled": True, "curriculum_learning": ON}}},
+        {"data_efficiency": {"enabled": True, "data_sampling": {"enabled": False, "dynamic_batching": ON}}},
+        {"data_efficiency": {"enabled": True, "data_sampling": {"dynamic_batching": ON}}},
         {"tensor_parallel": {"tp_size": 1}},
         {"tensor_parallel": {"tp": {}}},
         {"tensor_parallel": {}},
@@ -423,7 +422,7 @@ def test_whatever_is_found_has_a_code_a_place_and_an_advice() -> None:
 
 def test_the_lines_of_any_text_are_found_without_an_error() -> None:
     draw = random.Random(2)
-    pieces = ['{', '}', '[', ']', ':', ',', '"a"', "'b'", "c", '"', "'", "#", "//", "/*", "*/", "\n", "1", "'''", "\\"]
+    pieces = ["{", "}", "[", "]", ":", ",", '"a"', "'b'", "c", '"', "'", "#", "//", "/*", "*/", "\n", "1", "'''", "\\"]
     for _ in range(3000):
         text = "".join(draw.choices(pieces, k=draw.randint(1, 14)))
         for places in key_lines(text).values():
