@@ -15,7 +15,7 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
 from minimind.inference.serving import front  # noqa: E402
-from minimind.inference.serving.front import LOCAL, MAX_BODY, MAX_VALUES, Front, Hosts  # noqa: E402
+from minimind.inference.serving.front import LOCAL, MAX_BODY, MAX_VALUES, Front, Hosts, Upload  # noqa: E402
 from minimind.model.transformer import Transformer  # noqa: E402
 from minimind.text.tokenizer import Tokenizer  # noqa: E402
 from tests.inference.running import CHAT, COMPLETIONS, HELLO, Running, Speech  # noqa: E402
@@ -276,3 +276,17 @@ def test_a_websocket_is_closed() -> None:
 
     asyncio.run(Front(Engine(), None)({"type": "websocket"}, None, send))  # type: ignore[arg-type]
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_all_of_a_refused_body_is_taken(parts: int) -> None:
+    """Also where nothing of it has been read yet."""
+    messages = [{"type": "http.request", "body": b"x", "more_body": n < parts} for n in range(1, parts + 1)]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    upload = Upload(receive)
+    assert not upload.ended
+    asyncio.run(upload.drain())
+    assert upload.ended and not messages

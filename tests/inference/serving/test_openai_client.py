@@ -157,3 +157,12 @@ def test_an_echo_is_streamed_first(api: Running, tokenizer: Tokenizer) -> None:
 
 def test_bytes_that_are_no_character_are_shown_as_openai_shows_them() -> None:
     assert shown("河".encode()) == "河" and shown("河".encode()[:2]) == "bytes:\\xe6\\xb2"
+
+
+def test_probabilities_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:
+    how: Any = {"model": "tiny", "prompt": "hello 你好", "max_tokens": 12, "logprobs": 1, "seed": 3}
+    (whole,) = client.completions.create(**how).choices
+    pieces = [choice for chunk in client.completions.create(stream=True, **how) for choice in chunk.choices]
+    for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
+        parts = [getattr(piece.logprobs, name) for piece in pieces if piece.logprobs is not None]
+        assert [value for part in parts for value in part] == getattr(whole.logprobs, name), name
