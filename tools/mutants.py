@@ -1,17 +1,17 @@
 """Do the tests catch faults? mutmut's mutations of the core, a random sample of them, each against the mirrored tests.
 
-    python tools/mutants.py [--size 300] [--seed 0] [--workers 1] [--only WORD] [--list]
+    python tools/mutants.py [--size 300] [--seed 0] [--workers 1] [--only WORD] [--added-only] [--list]
 
 `make mutants` starts it in the background. mutmut's own command can't do this here: it runs everything in forks of one
-process that has imported torch, has no sample, and leaves decorated functions (the training loop) alone. So its
-operators are used as a library. A mutant is written into a copy of the checkout, and the tests that mirror its module
-run there: tests/<folder>/test_<name>.py, else the test of its package, and those of ``MORE``. Failing tests, a broken
-import or three times the usual time: caught.
+process that has imported what it mutates, has no sample, and leaves decorated functions (the training loop) alone. So
+its operators are used as a library. A mutant is written into a copy of the checkout, and the tests that mirror its
+module run there (mutant_judge.py): tests/<folder>/test_<name>.py or, where it has none, the file that
+tests/modules_without_a_test_file.py names, and those of ``MORE``. Failing tests, a broken import or three times the
+usual time: caught.
 
 The sample is a function of seed, size and sources, and moves little with them. Verdicts are kept by the contents of
 module, mutation and tests, so a stopped run goes on where it was, and after new tests only those mutants run again
-whose tests or module changed. Left out: annotations, docstrings, and texts that people read (a literal with a space in
-it). State: $MINIMIND_CACHE/mutants, or --state.
+whose tests or module changed. docs/testing.md says what is left out. State: $MINIMIND_CACHE/mutants, or --state.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ PACKAGES = {"deepspeed_config", "deepspeed", "inference"}
 # Tests beside the mirrored ones, by module or by folder.
 MORE = {
     "config/deepspeed": tuple(f"config/deepspeed/test_{name}.py" for name in ("tables", "words", "obsolete")),
+    "config/deepspeed/optimizers": ("training/engine/test_measure.py",),
     "data/read/charsets": ("data/read/test_sources.py", "data/store/test_prepare.py"),
     "data/records/conversations": ("data/store/test_prepare.py", "data/check/test_check.py"),
     "data/records/encoding": ("data/store/test_prepare.py",),

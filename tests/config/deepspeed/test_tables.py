@@ -271,6 +271,15 @@ def test_each_monitor_is_said_to_do_what_it_does(
     assert ("wandb" in resolved.config or "comet" in resolved.config) is False
 
 
+@pytest.mark.parametrize(
+    "name", ["Lamb", "Adafactor", "LBFGS", "SparseAdam", "MuAdam", "MuAdamW", "MuSGD", "OneBitAdam", "ZeroOneAdam", "X"]
+)
+def test_an_optimizer_that_is_not_here_is_refused_at_its_name(name: str) -> None:
+    said = refusal({"optimizer": {"type": name}})
+    assert said.startswith(f'the DeepSpeed config: optimizer.type: "{name}"')
+    assert name == "X" or said.endswith(": use AdamW")
+
+
 # ------------------------------------------------------------------ numbers with a bound
 
 

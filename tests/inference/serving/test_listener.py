@@ -95,9 +95,9 @@ def test_a_reader_that_stops_is_left() -> None:
     thread.start()
     with connect(port) as connection:
         connection.sendall(GET + b"\r\n")
-        assert left.wait(60)
+        assert left.wait(PATIENCE)
     server.should_exit = True
-    thread.join(60)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
