@@ -21,8 +21,9 @@ from typing import Any
 COPIED = ("minimind", "tests", "launch", "ds_configs", "configs", "benchmarks", "docs", "tools")
 FILES = ("pyproject.toml", "setup.cfg", "constraints.txt", "Makefile", "README.md", "README.zh.md")
 HEAVY = ("torch", "deepspeed", "numpy", "pydantic", "typer", "yaml", "hypothesis", "tokenizers", "safetensors.torch")
-TIMES = 3.0  # a mutant may take so many times as long as the unchanged module, and ...
-SPARE = 60.0  # ... so many seconds more
+TIMES = 3.0  # a mutant may take so many times the clock's and the processor's seconds of the unchanged module, and ...
+SPARE = 30.0  # ... so many more, ...
+MOST_CPU = 1000  # ... of the processor's no more than these
 
 
 class Copy:
@@ -57,12 +58,14 @@ class Copy:
         original = target.read_text(encoding="utf-8")
         target.write_text(code, encoding="utf-8")
         began = time.monotonic()
-        limit = TIMES * sum(each["seconds"] for each in learnt) + SPARE
+        limit, cpu = (TIMES * sum(each[clock] for each in learnt) + SPARE for clock in ("seconds", "cpu"))
         try:
-            outcome = self._pytest({"paths": list(map(str, tests)), "known": known}, limit)
+            outcome = self._pytest(
+                {"paths": list(map(str, tests)), "known": known, "cpu": min(int(cpu), MOST_CPU)}, limit
+            )
         finally:
             target.write_text(original, encoding="utf-8")
-        verdict = {None: "timeout", 0: "survived"}.get(outcome, "caught")
+        verdict = {None: "timeout", -signal.SIGXCPU: "timeout", 0: "survived"}.get(outcome, "caught")
         return verdict, time.monotonic() - began
 
     def _usual(self, path: Path) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class Copy:
         digest = hashlib.sha256((self._directory / path).read_bytes()).hexdigest()[:16]
         report = self._learnt / f"{path.stem}-{digest}.json"
         if not report.exists():
-            self._pytest({"paths": [str(path)], "known": None, "report": str(report)}, None)
+            self._pytest({"paths": [str(path)], "known": None, "cpu": None, "report": str(report)}, None)
         if not report.exists():
             raise RuntimeError(f"pytest ended before its time in {path}")
         found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))

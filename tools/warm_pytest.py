@@ -6,7 +6,8 @@ modules, nothing of the checkout, and forks for each line of its input. A line i
 - ``paths``: the test files;
 - ``known``: tests and their usual seconds. Others are left out, the quick ones go first, and the first failure ends
   it. None: all tests run, to learn this;
-- ``report``: the file for what was learnt: the tests that passed, with their seconds.
+- ``cpu``: seconds of the processor that it and each process of it may take. None: any;
+- ``report``: the file for what was learnt: the tests that passed, with their seconds, and the processor's of all.
 
 Two lines answer: the process id of the fork, which leads a session of its own, and its exit code.
 """
@@ -17,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -73,6 +75,8 @@ def _pytest(request: dict[str, Any]) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
+    if request["cpu"] is not None:  # what goes round for ever ends sooner by this than by the clock of a busy machine
+        resource.setrlimit(resource.RLIMIT_CPU, (request["cpu"], request["cpu"] + 5))
     learnt, known = Learnt(), request["known"]
     sys.dont_write_bytecode = known is not None  # written once, for the tests; a mutant's would be of no use
     plugin = learnt if known is None else Order(known)
@@ -83,7 +87,7 @@ def _pytest(request: dict[str, Any]) -> int:
     except BaseException:
         return 99
     if known is None:
-        found = {"passed": learnt.passed(), "seconds": time.monotonic() - began}
+        found = {"passed": learnt.passed(), "seconds": time.monotonic() - began, "cpu": sum(os.times()[:4])}
         Path(request["report"]).write_text(json.dumps(found), encoding="utf-8")
     return code
 

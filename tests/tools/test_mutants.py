@@ -142,6 +142,16 @@ time.sleep(1e6)
         wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()))
 
 
+def test_what_goes_round_for_ever_is_ended_by_the_processors_seconds(checkout: Path, tmp_path: Path) -> None:
+    copy = Copy(checkout, tmp_path / "copy", heavy=())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tools.mutant_judge.SPARE", 1e6)  # which the clock waits for
+        patch.setattr("tools.mutant_judge.MOST_CPU", 1)
+        round_and_round = "while True: pass"
+        assert copy.judge(Path("training/engine/step.py"), round_and_round, [Path(TESTS)])[0] == "timeout"
+    copy.close()
+
+
 def test_the_same_length_in_the_same_second_is_another_module_all_the_same(checkout: Path, tmp_path: Path) -> None:
     """Python takes a module's compiled form by time and length, unless it is told to look at the contents."""
     copy = Copy(checkout, tmp_path / "copy", heavy=())
