@@ -3,7 +3,7 @@
 Of tools/mutants.py, which starts it in a copy of the checkout: ``python warm_pytest.py MODULE...`` imports those
 modules, nothing of the checkout, and forks for each line of its input. A line is a JSON object:
 
-- ``paths``: the test files;
+- ``paths``: the test files, the likeliest to fail first;
 - ``known``: tests and their usual seconds. Others are left out, the quick ones go first, and the first failure ends
   it. None: all tests run, to learn this;
 - ``cpu``: seconds of the processor that it and each process of it may take. None: any;
@@ -32,13 +32,16 @@ QUICK = 1.0  # seconds; a file's quick tests stay together, for the sake of its 
 class Order:
     """The tests that pass without a mutation, in the order in which they most cheaply fail."""
 
-    def __init__(self, known: dict[str, float]) -> None:
-        self._known = known
+    def __init__(self, known: dict[str, float], paths: list[str]) -> None:
+        self._known, self._paths = known, paths
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if item.nodeid in self._known]
-        items.sort(key=lambda item: self._known[item.nodeid] >= QUICK)
+        items.sort(key=self._rank)
+
+    def _rank(self, item: pytest.Item) -> tuple[bool, int]:
+        return self._known[item.nodeid] >= QUICK, self._paths.index(item.nodeid.partition("::")[0])
 
 
 class Learnt:
@@ -79,7 +82,7 @@ def _pytest(request: dict[str, Any]) -> int:
         resource.setrlimit(resource.RLIMIT_CPU, (request["cpu"], request["cpu"] + 5))
     learnt, known = Learnt(), request["known"]
     sys.dont_write_bytecode = known is not None  # written once, for the tests; a mutant's would be of no use
-    plugin = learnt if known is None else Order(known)
+    plugin = learnt if known is None else Order(known, request["paths"])
     began = time.monotonic()
     options = ["-q", "-p", "no:cacheprovider", *(["-x"] if known is not None else [])]
     try:
