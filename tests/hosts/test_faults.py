@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from minimind.training.process.starter.typed_line import UNKNOWN
 from tests.faults.comparison import CURVE, assert_same_state, records, state
 from tests.faults.test_faults import MODEL
 from tests.hosts.bed import Bed, Missing
@@ -43,13 +44,18 @@ def words(files: dict[str, Path], run: Path, *more: str) -> list[str]:
     return [*given, *(word for setting in SETTINGS for word in ("--set", setting)), *more]
 
 
-def check_sentence(rank: Rank, run: Path, start: str) -> None:
-    """One line: who is lost, the last complete checkpoint, and the command to go on."""
+def check_sentence(rank: Rank, run: Path, start: str, certain: bool = True) -> None:
+    """One line: who is lost, the last complete checkpoint, and the command to go on. Who is cut off from the first host
+    is not ``certain``: it may not have been told of the last one."""
     what, _, rest = rank.error.partition("; ")
     assert what.startswith(f"error: {start}"), rank.error
-    saved, _, command = rest.partition("; go on with: ")
+    saved, _, command = rest.partition(f"; go on ({UNKNOWN}) with: ")
     latest = (run / "latest").read_text().strip()
-    assert saved == f"the last complete checkpoint is {run / latest}"
+    if certain:
+        assert saved == f"the last complete checkpoint is {run / latest}", rank.error
+    else:
+        known = f"the last complete checkpoint known here is {run / 'checkpoints'}/step-"
+        assert saved.startswith(known) and saved <= f"the last complete checkpoint known here is {run / latest}"
     assert command.startswith("deepspeed ") and command.endswith(" --resume") and f"--output-dir {run} " in command
     assert "Traceback" not in rank.text, rank.text
 
@@ -71,10 +77,9 @@ def test_a_cut_link_ends_both_hosts(fleet: Fleet, files: dict[str, Path], tmp_pa
     fleet.bed.cut()
     assert (first.wait(), second.wait()) == (1, 1), [rank.text for rank in ranks]
     check_sentence(first, run, "rank 1 on node2 has not been heard for ")
-    check_sentence(second, run, "rank 0 on node1 has not been heard for ")
+    check_sentence(second, run, "rank 0 on node1 has not been heard for ", certain=False)
 
 
-@pytest.mark.soak  # failed once in three whole runs, under coverage; the cause is not known yet
 def test_a_frozen_rank_ends_both_hosts(fleet: Fleet, files: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     first, second = ranks = fleet.start(words(files, run, *LONG))

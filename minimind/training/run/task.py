@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minimind.base.command_lines import OwnCommand
+from minimind.base.command_lines import OwnCommand, Started
 from minimind.base.errors import UserError
 from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware, detect
@@ -22,8 +23,10 @@ from minimind.config.run import RunConfig, load_run_config
 from minimind.data.records.conversations import Kind
 from minimind.model.transformer import Transformer
 from minimind.training.engine.engine import start_processes
+from minimind.training.process.heart.heartbeat import Agreement
 from minimind.training.process.meeting import PeerLost, meet
 from minimind.training.process.ranks import Control
+from minimind.training.process.starter.typed_line import find_started, shared
 from minimind.training.process.world import several_hosts
 from minimind.training.run.arguments import config_options, own_command
 from minimind.training.run.builder import new_model
@@ -41,38 +44,54 @@ class Task:
     hardware: Hardware
     resolved: Resolved
     remarks: list[Finding]  # what is unwise on this machine
+    started: Started | None = None  # how, where a process says so
 
     @property
     def command(self) -> OwnCommand:
         """How this process was started, for lines that a person may type."""
-        return own_command(self.kind, self.arguments, self.resolved.world_size, self.hardware)
+        own = own_command(self.kind, self.arguments, self.resolved.world_size, self.hardware)
+        return replace(own, started=self.started)
 
 
-def join(kind: Kind, arguments: argparse.Namespace) -> tuple[Task, Control]:
-    """The task, and the ranks that share it. What is wrong on one of several hosts ends the others, too, and is said
-    there: they would wait for a rank that is gone."""
-    failure = None
+Watch = Callable[[Agreement, Task | None], list[Finding]]  # None: this rank has no task, and will say why
+
+
+def join(kind: Kind, arguments: argparse.Namespace, watch: Watch) -> tuple[Task, Control, list[Finding]]:
+    """The task, and the ranks that share it; from their meeting on ``watch`` has them watched, and says what is wrong
+    with that. What is wrong on one of several hosts ends the others, too, and is said there: they would wait for a rank
+    that is gone."""
+    failure, task = None, None
     try:
         task = make_task(kind, arguments)
     except UserError as error:
         if not several_hosts():
             raise
-        failure, task = error, None
+        failure = error
+    own = find_started(sys.argv[0], getattr(arguments, "words", ()), os.environ)
+
+    def begun(agreement: Agreement) -> tuple[Task | None, list[Finding]]:
+        started = shared(agreement, own)
+        mine = None if task is None else replace(task, started=started)
+        return mine, watch(agreement, mine)
+
     limits = task.config.heartbeat if task is not None else HeartbeatConfig()
     try:
-        store = meet(limits.start_limit)
+        meeting = meet(limits.start_limit)
+        told = begun(meeting) if meeting is not None else None
         start_processes(task is not None and task.config.emulate_fp16)
     except (UserError, PeerLost) as error:  # another rank is not there: what is wrong here comes first
         raise failure or error from None
-    del store  # the process group has its own handle of it now
+    del meeting  # the process group has its own handle of the store now
     control = Control()
 
-    def made() -> Task:
-        if task is None:
-            raise failure or AssertionError
-        return task
+    def made() -> None:
+        if failure is not None:
+            raise failure
 
-    return control.all_do(made), control
+    control.all_do(made)
+    joined, notes = told or begun(control)
+    assert joined is not None  # or all_do has raised
+    return joined, control, notes
 
 
 def make_task(kind: Kind, arguments: argparse.Namespace) -> Task:

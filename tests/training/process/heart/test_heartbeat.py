@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config.heartbeat import HeartbeatConfig
+from minimind.training.checkpoint.directory import Checkpoint
 from minimind.training.process.heart.heartbeat import Heartbeat
 from minimind.training.process.heart.living import Inbox
 from minimind.training.process.signals import StopRequest
@@ -74,5 +75,5 @@ def test_one_rank_and_a_heartbeat_that_is_off_start_nothing(tmp_path: Path) -> N
         agreement.world_size = ranks
         with Heartbeat() as heartbeat:
             assert heartbeat.start(config, agreement, StopRequest(), tmp_path, "go on") == []
-            heartbeat.saved(tmp_path)
+            heartbeat.saved(Checkpoint(tmp_path, 1))
             assert threading.active_count() == before
