@@ -6,8 +6,9 @@ started as one of several and can't know its place ends, with the line to use: i
 
 Read, in this order (a starter runs below another one, and the inner one knows the ranks):
   RANK ...               torchrun, the ``deepspeed`` launcher, or by hand
-  OMPI_COMM_WORLD_*      Open MPI's mpirun, MV2_COMM_WORLD_*: MVAPICH2's. Before SLURM: below it mpirun starts a daemon
-                         a host through srun, and the ranks inherit that one's SLURM_PROCID
+  OMPI_COMM_WORLD_*      Open MPI's mpirun, MV2_COMM_WORLD_*: MVAPICH2's, and jsrun's, flux's and horovodrun's. Before
+                         SLURM: below it mpirun starts a daemon a host through srun, and the ranks inherit that one's
+                         SLURM_PROCID
   SLURM_PROCID ...       srun, where SLURM_STEP_ID is a step's: a batch script and the shell of ``salloc`` are given
                          SLURM_NTASKS too, and SLURM_PROCID=0, but are one process
   PMI_RANK, PMI_SIZE     MPICH's and Intel's mpirun
@@ -37,8 +38,10 @@ from minimind.training.process.starter.variables import (
     TORCH,
     Environment,
     Starter,
+    in_shell,
     in_step,
     number,
+    step_of,
     task_count,
 )
 
@@ -104,17 +107,27 @@ def read_world(environment: Environment) -> World:
     """The world that the variables describe; without any, one rank alone. Raises UserError."""
     if "RANK" in environment:
         return _of_ranks(environment)
-    if number(environment, "WORLD_SIZE", 1) > 1:
-        raise UserError(f"WORLD_SIZE={environment['WORLD_SIZE']} without RANK: {_by_hand()}")
+    starter = _starter(environment)
+    if starter is None:
+        if number(environment, "WORLD_SIZE", 1) > 1:
+            raise UserError(f"WORLD_SIZE={environment['WORLD_SIZE']} without RANK: {_by_hand()}")
+        _refuse_lost(environment)
+        return World(0, 1, 0, 1)
+    world = _of_step(environment) if starter is SLURM else _of_mpi(environment, starter)
+    if number(environment, "WORLD_SIZE", world.size) != world.size:
+        what = f"WORLD_SIZE={environment['WORLD_SIZE']}, and {starter.name} has started {world.size} ranks"
+        raise UserError(f"{what}: unset WORLD_SIZE")
+    return world
+
+
+def _starter(environment: Environment) -> Starter | None:
+    """Who has started this process as one of its ranks, other than by RANK."""
     for starter in MPI:
         if starter.rank in environment:
-            return _of_mpi(environment, starter)
+            return starter
     if in_step(environment):
-        return _of_step(environment)
-    if PMI.rank in environment:
-        return _of_mpi(environment, PMI)
-    _refuse_lost(environment)
-    return World(0, 1, 0, 1)
+        return SLURM
+    return PMI if PMI.rank in environment else None
 
 
 def _of_ranks(environment: Environment) -> World:
@@ -124,6 +137,7 @@ def _of_ranks(environment: Environment) -> World:
         raise UserError(f"RANK={environment['RANK']} without {' and '.join(missing)}: {_by_hand()}")
     world = _world(environment, TORCH)
     _refuse_separate_launchers(environment, world)
+    _refuse_two_places(environment, world)
     if world.size == 1 and "MASTER_ADDR" not in environment:
         return World(0, 1, world.local_rank, 1, (LOCAL, _port(environment, "")))
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
@@ -139,7 +153,8 @@ def _of_mpi(environment: Environment, starter: Starter) -> World:
         return World(0, 1, 0, 1)
     host = environment.get("MASTER_ADDR") or (LOCAL if world.local_size == world.size else "")
     if not host:
-        what = f"rank {world.rank} of {world.size} by {starter.name} on several hosts, and none knows where rank 0 is"
+        where = " on several hosts" if world.local_size is not None else ""
+        what = f"rank {world.rank} of {world.size} by {starter.name}{where}, and none knows where rank 0 is"
         raise UserError(f"{what}: {starter.with_master} ... {typed(*_script())}")
     job = next((environment[name] for name in _MPI_JOB if environment.get(name)), "")
     return _with_master(world, host, _port(environment, job))
@@ -155,7 +170,7 @@ def _of_step(environment: Environment) -> World:
     world = World(world.rank, size, world.local_rank, size if one_host else _local_size(environment))
     if size == 1:
         return World(0, 1, 0, 1)
-    job = f"{environment.get('SLURM_JOB_ID', '')}.{environment['SLURM_STEP_ID']}"
+    job = f"{environment.get('SLURM_JOB_ID', '')}.{step_of(environment)}"
     return _with_master(world, environment.get("MASTER_ADDR") or _first_host(environment), _port(environment, job))
 
 
@@ -177,12 +192,10 @@ def _local_size(environment: Environment) -> int | None:
 
 
 def _refuse_lost(environment: Environment) -> None:
-    """One process that no starter has given a place, where several may have been meant. A shell of ``salloc`` is none:
-    it has no SLURM_PROCID, or the number of an interactive step."""
+    """One process that no starter has given a place, where several may have been meant."""
     if "PMIX_RANK" in environment and environment["PMIX_RANK"] != "0":
         raise UserError(f"PMIX_RANK={environment['PMIX_RANK']} and no variable says of how many: {_by_hand()}")
-    interactive = "SLURM_STEP_ID" in environment and not in_step(environment)
-    if "SLURM_PROCID" not in environment or interactive:
+    if in_shell(environment):
         return
     tasks = task_count(environment) or 1
     if environment["SLURM_PROCID"] != "0" or tasks > 1:
@@ -199,6 +212,17 @@ def _refuse_separate_launchers(environment: Environment, world: World) -> None:
     if (world.size if launchers is None else launchers) < tasks:
         what = f"{tasks} tasks were started, and each has started a launcher of its own"
         raise UserError(f"{what}: start the script itself, {_srun()}")
+
+
+def _refuse_two_places(environment: Environment, world: World) -> None:
+    """RANK by hand, and a starter that counts otherwise: as a rule ``export RANK=$SLURM_PROCID`` in a batch script,
+    which is 0 for all. Launchers below a starter count their own."""
+    if world.size == 1 or any(name in environment for name in ("CROSS_SIZE", "GROUP_WORLD_SIZE")):
+        return
+    starter = _starter(environment)
+    if starter is not None and number(environment, starter.rank) != world.rank:
+        what = f"RANK={world.rank} and {starter.rank}={environment[starter.rank]} are two places for one process"
+        raise UserError(f"{what}: unset RANK, WORLD_SIZE and LOCAL_RANK, and {starter.program} says them")
 
 
 def _world(environment: Environment, starter: Starter) -> World:

@@ -69,7 +69,7 @@ except PeerLost as lost:
 
 
 def ranks(limit: float, *more: str, **variables: str) -> list[str]:
-    """What two ranks print that meet, agree on two things and on a third; with ``more`` the second one leaves before."""
+    """What two ranks print that meet and agree on two things and a third; ``more``: the second leaves before that."""
     port, running = str(free_port()), []
     for rank in range(2):
         world = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}

@@ -34,11 +34,11 @@ from minimind.training.process.world import several_hosts
 # other hosts what begins with PYTHON (launcher/runner.py ``EXPORT_ENVS``)
 HANDED_ON = "PYTHON_MINIMIND_LAUNCH"
 LAUNCH_PY = "deepspeed.launcher.launch"
-MPI_PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
+MPI_PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "flux", "horovodrun")
 BY_HAND = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 EVERYWHERE = "on each host, with its own number"
 SRUN = "with srun's other options"
-MPIRUN = "with mpirun's options, which this host was not told"
+TOLD_ELSEWHERE = "with {}'s options, which this host was not told"
 HOSTFILE = "with the HOSTFILE of the start, which this host was not told"
 UNKNOWN = "by the launcher of the start, which this process was not told"
 
@@ -130,10 +130,12 @@ def _below_daemon(started: Started, environment: Environment, programs: set[str]
     ``programs``: above. ``alone``: none of them carries the script.
     """
     head = started.head
-    if any(starter.rank in environment for starter in MPI) or (PMI.rank in environment and not in_step(environment)):
+    starter = next((each for each in (*MPI, PMI) if each.rank in environment), None)
+    if starter is not None and not (starter is PMI and in_step(environment)):
         if programs & set(MPI_PROGRAMS):
             return started
-        return replace(started, head=("mpirun", *head), remark=MPIRUN, whole=False)
+        remark = TOLD_ELSEWHERE.format(starter.program)
+        return replace(started, head=(*starter.program.split(), *head), remark=remark, whole=False)
     count = task_count(environment) if in_step(environment) else None
     if count is not None and count > 1:
         nodes = environment.get("SLURM_STEP_NUM_NODES", environment.get("SLURM_NNODES", "1"))
