@@ -20,7 +20,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minimind.base.errors import UserError
 from minimind.base.launcher import rendezvous
+from minimind.training.process.interfaces import choose_interfaces
 from minimind.training.process.world import several_hosts
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class Meeting:
 def meet(limit: float) -> Meeting | None:
     """Wait until all ranks are here, ``limit`` seconds at most; None on one host, where the launcher starts them all.
 
-    Raises PeerLost if one does not come, and UserError where the port is another's.
+    Raises PeerLost if one does not come, and UserError where the port is another's or the master's name means loopback.
     """
     if not several_hosts():
         return None
@@ -104,7 +106,25 @@ def meet(limit: float) -> Meeting | None:
     if absent:
         time.sleep(SETTLE if rank == 0 else 0.0)
         raise PeerLost(_absent(absent, limit))
+    _require_a_way(meeting)
     return meeting
+
+
+def _require_a_way(meeting: Meeting) -> None:
+    """Ranks that somebody has numbered by hand learn here that others are elsewhere. Raises UserError on all of them if
+    the master's name leads one of them back to itself."""
+    if len(set(meeting.gather(socket.gethostname()))) == 1:
+        return
+    error = None
+    try:
+        first = os.environ["RANK"] == os.environ.get("LOCAL_RANK", "0")
+        choose_interfaces(os.environ, _place()[0], several_hosts=True, first=first)
+    except UserError as refused:
+        error = str(refused)
+    for said in meeting.gather(error):
+        if said is not None:
+            time.sleep(SETTLE if meeting.rank == 0 else 0.0)
+            raise UserError(said)
 
 
 def _place() -> tuple[str, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from minimind.base.errors import UserError
 from minimind.base.launcher import free_port
 from minimind.training.process import meeting
 from minimind.training.process.meeting import PeerLost, hosts_of_ranks, meet
@@ -94,3 +95,22 @@ def test_an_agents_store_holds_another_meeting_for_each_start(monkeypatch: pytes
     first = meeting._key("here/1")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert meeting._key("here/1") != first
+
+
+def test_ranks_that_are_numbered_by_hand_learn_that_they_are_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RANK and LOCAL_RANK of the first one are both 0: before the meeting it may be alone with the others."""
+
+    class Met:
+        rank = 1
+
+        def __init__(self, *hosts: str) -> None:
+            self.answers = [list(hosts), ["node1 means loopback", None]]
+
+        def gather(self, value: object) -> list[object]:
+            return self.answers.pop(0)
+
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.1.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    meeting._require_a_way(Met("node1", "node1"))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="node1 means loopback"):
+        meeting._require_a_way(Met("node1", "node2"))  # type: ignore[arg-type]
