@@ -83,7 +83,7 @@ def test_a_sealed_beat_is_heard_and_answered_although_it_comes_in_pieces(port: P
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\nHost: node1:29500\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: node1:29500\r\nAccept: */*\r\n\r\n",
         bytes(SIZE),
         beat(key=b"x" * 32),
         beat(rank=3),
