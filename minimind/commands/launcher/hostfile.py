@@ -17,7 +17,7 @@ from minimind.base.errors import UserError
 
 ENTRY = re.compile(r"^(\S+)\s+slots=(\d+)(?!\S)")
 HOST = re.compile(r"([\w.-]+@)?\w[\w.:%-]*")  # what ssh is given: never an option of its, or a list
-SSH_SECONDS = 60  # a host that does not answer for so long would keep the launcher waiting, too
+SSH_SECONDS = 45  # a host that does not answer for so long would keep the launcher waiting; all ends within a minute
 
 
 def read_hostfile(path: Path) -> dict[str, int]:

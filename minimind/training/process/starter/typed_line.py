@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from minimind.base.command_lines import Started, plain
+from minimind.base.secrets import MASK, mask_command
 from minimind.base.shipped import from_here
 from minimind.training.process.orphans import parent_of, words_of
 from minimind.training.process.starter.variables import MPI, PMI, Environment, in_step, task_count
@@ -37,6 +38,7 @@ LAUNCH_PY = "deepspeed.launcher.launch"
 MPI_PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "flux", "horovodrun")
 BY_HAND = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 EVERYWHERE = "on each host, with its own number"
+HIDDEN = f"with what {MASK} stands for"
 SRUN = "with srun's other options"
 TOLD_ELSEWHERE = "with {}'s options, which this host was not told"
 HOSTFILE = "with the HOSTFILE of the start, which this host was not told"
@@ -94,10 +96,12 @@ def _own(words: Sequence[str]) -> list[str]:
 def _typed(line: Sequence[str], script: str, environment: Environment) -> Started:
     """From a whole command line. The script's last place is the script: before it may be an option's value."""
     at = len(line) - 1 - line[::-1].index(script)
-    head = tuple(as_typed(line[:at]))
+    head = as_typed(line[:at])
+    shown = mask_command(head)  # the line is recorded, too
     several = "--no_ssh" in head or environment.get("GROUP_WORLD_SIZE", "1") != "1"
+    remarks = [EVERYWHERE] * several + [HIDDEN] * (shown != head)
     options = [word for word in line[at + 1 :] if not plain(word).startswith("--local-rank")]
-    return Started(head, script, tuple(options), EVERYWHERE if several else "")
+    return Started(tuple(shown), script, tuple(options), " and ".join(remarks))
 
 
 def as_typed(head: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 from minimind.base.command_lines import OwnCommand, Started
 from minimind.base.launcher import free_port
 from minimind.training.process.starter import typed_line
-from minimind.training.process.starter.typed_line import EVERYWHERE, HANDED_ON, SRUN, as_typed, hand_on, shared
+from minimind.training.process.starter.typed_line import EVERYWHERE, HANDED_ON, HIDDEN, SRUN, as_typed, hand_on, shared
 from tests.support import OneRank
 from tests.training.process.test_world import MASTER, OPEN_MPI, STEP
 
@@ -134,6 +134,12 @@ def test_what_minimind_launch_hands_on_stays_what_was_typed_when_it_starts_a_run
     assert line == "minimind launch --hostfile 'my hosts' launch/pretrain.py --seed 1 --resume"
     type_("python launch/pretrain.py --seed 2", here, **environment)  # of an older launch: not this one's
     assert said(here)["line"] == "python launch/pretrain.py --seed 2 --resume"
+
+
+def test_a_secret_before_the_script_is_not_shown() -> None:
+    line = ("mpirun", "-x", "WANDB_API_KEY=0123456789", "-x", "A=b", "launch/pretrain.py")
+    started = typed_line._typed(line, line[-1], {})
+    assert started.head == ("mpirun", "-x", "WANDB_API_KEY=***", "-x", "A=b") and started.remark == HIDDEN
 
 
 def test_a_sweep_is_not_told_to_start_again(here: Path) -> None:
