@@ -77,3 +77,15 @@ def test_one_rank_and_a_heartbeat_that_is_off_start_nothing(tmp_path: Path) -> N
             assert heartbeat.start(config, agreement, StopRequest(), tmp_path, "go on") == []
             heartbeat.saved(Checkpoint(tmp_path, 1))
             assert threading.active_count() == before
+
+
+def test_a_rank_that_has_it_off_has_it_off_for_all(tmp_path: Path) -> None:
+    class Two(OneRank):
+        world_size = 2
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value, False]
+
+    agreement: Any = Two()
+    with Heartbeat() as heartbeat:
+        assert heartbeat.start(HeartbeatConfig(), agreement, StopRequest(), tmp_path, "with: it") == []
