@@ -71,6 +71,13 @@ class Meeting:
             self._set(str(self._count), value)
         return self._from_rank_0(str(self._count))
 
+    def all_raise(self, error: str | None) -> None:
+        """Raises UserError on all ranks with the first ``error`` that one of them has."""
+        for said in self.gather(error):
+            if said is not None:
+                time.sleep(SETTLE if self.rank == 0 else 0.0)
+                raise UserError(said)
+
     def absent(self) -> list[int]:
         """The ranks that have not come to rank 0 within the limit. Raises PeerLost."""
         self._set(f"here/{self.rank}", socket.gethostname())
@@ -121,10 +128,7 @@ def _require_a_way(meeting: Meeting) -> None:
         choose_interfaces(os.environ, _place()[0], several_hosts=True, first=first)
     except UserError as refused:
         error = str(refused)
-    for said in meeting.gather(error):
-        if said is not None:
-            time.sleep(SETTLE if meeting.rank == 0 else 0.0)
-            raise UserError(said)
+    meeting.all_raise(error)
 
 
 def _place() -> tuple[str, int]:

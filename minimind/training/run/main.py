@@ -17,7 +17,6 @@ from minimind.base.errors import UserError
 from minimind.base.files import subdirectory
 from minimind.base.findings import Finding
 from minimind.config.deepspeed import Resolved
-from minimind.config.heartbeat import HeartbeatConfig
 from minimind.config.run import RunConfig
 from minimind.data.records.conversations import Kind
 from minimind.data.store.batches import Batches
@@ -90,10 +89,8 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, guards: G
     return finish(*train_and_save(run, built.builder))
 
 
-def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, task: Task | None) -> list[Finding]:
+def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, task: Task) -> list[Finding]:
     """Watch the other ranks, and be watched, from here to the end of the run."""
-    if task is None:
-        return heartbeat.start(HeartbeatConfig(), ranks, stop, None, "with the same command")
     go_on = in_words(task.command, resume_command(task.command))
     return heartbeat.start(task.config.heartbeat, ranks, stop, task.config.output_dir, go_on)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from minimind.model.transformer import Transformer
 from minimind.training.engine.engine import start_processes
 from minimind.training.process.heart.heartbeat import Agreement
 from minimind.training.process.meeting import PeerLost, meet
-from minimind.training.process.ranks import Control
+from minimind.training.process.ranks import Control, named
 from minimind.training.process.starter.typed_line import find_started, shared
 from minimind.training.process.world import several_hosts
 from minimind.training.run.arguments import config_options, own_command
@@ -53,54 +54,62 @@ class Task:
         return replace(own, started=self.started)
 
 
-Watch = Callable[[Agreement, Task | None], list[Finding]]  # None: this rank has no task, and will say why
+Watch = Callable[[Agreement, Task], list[Finding]]
 
 
 def join(kind: Kind, arguments: argparse.Namespace, watch: Watch) -> tuple[Task, Control, list[Finding]]:
     """The task, and the ranks that share it; from their meeting on ``watch`` has them watched, and says what is wrong
     with that. What is wrong on one of several hosts ends the others, too, and is said there: they would wait for a rank
     that is gone."""
-    failure, task = None, None
+    failure = None
     try:
         task = make_task(kind, arguments)
     except UserError as error:
         if not several_hosts():
             raise
         failure = error
-    own = find_started(sys.argv[0], getattr(arguments, "words", ()), os.environ)
-
-    def begun(agreement: Agreement) -> tuple[Task | None, list[Finding]]:
-        started = shared(agreement, own)
-        mine = None if task is None else replace(task, started=started)
-        return mine, watch(agreement, mine)
-
-    limits = task.config.heartbeat if task is not None else HeartbeatConfig()
+    limit = (HeartbeatConfig() if failure is not None else task.config.heartbeat).start_limit
     try:
-        meeting = meet(limits.start_limit)
-        told = begun(meeting) if meeting is not None else None
-        start_processes(task is not None and task.config.emulate_fp16)
+        meeting = meet(limit)
     except (UserError, PeerLost) as error:  # another rank is not there: what is wrong here comes first
         raise failure or error from None
-    del meeting  # the process group has its own handle of the store now
+    if meeting is not None:
+        meeting.all_raise(
+            None if failure is None else f"{named(meeting.rank)}: {failure}" if meeting.rank else str(failure)
+        )
+        task, notes = _begun(task, meeting, watch)
+    start_processes(task.config.emulate_fp16)
     control = Control()
+    if meeting is None:
+        task, notes = _begun(task, control, watch)
+    return task, control, notes
 
-    def made() -> None:
-        if failure is not None:
-            raise failure
 
-    control.all_do(made)
-    joined, notes = told or begun(control)
-    assert joined is not None  # or all_do has raised
-    return joined, control, notes
+def _begun(task: Task, ranks: Agreement, watch: Watch) -> tuple[Task, list[Finding]]:
+    """The task with the line that has started it, and watched over."""
+    own = find_started(sys.argv[0], getattr(task.arguments, "words", ()), os.environ)
+    task = replace(task, started=shared(ranks, own))
+    return task, watch(ranks, task)
 
 
 def make_task(kind: Kind, arguments: argparse.Namespace) -> Task:
     """Read and check all that the command is told. Raises UserError."""
     config, first_model = configure(kind, arguments)
     hardware = detect()
+    _require_devices(hardware)
     resolved = without_missing_monitor(resolve_json(kind, arguments, config, hardware))
     remarks = require(resolved, config, hardware)
     return Task(kind, arguments, config, first_model, hardware=hardware, resolved=resolved, remarks=remarks)
+
+
+def _require_devices(hardware: Hardware) -> None:
+    """Each rank of this host needs a GPU of its own; some schedulers show each process one, whatever its number."""
+    ranks = max(int(os.environ.get(name) or 0) for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))
+    ranks = max(ranks, int(os.environ.get("LOCAL_RANK", "0")) + 1)
+    if hardware.device_type == "cuda" and ranks > hardware.count:
+        seen = f"{ranks} ranks on {socket.gethostname()}, and a process sees {hardware.count} GPU"
+        advice = f"start fewer; under SLURM give --gpus-per-node {ranks}, not --gpus-per-task, which hides the others'"
+        raise UserError(f"{seen}{'s' if hardware.count > 1 else ''}: {advice}")
 
 
 def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:

@@ -21,7 +21,6 @@ from pathlib import Path
 from minimind.base.display import console
 from minimind.base.errors import UserError
 from minimind.base.findings import Finding
-from minimind.config.heartbeat import HeartbeatConfig
 from minimind.data.store.batches import Batches, prefetch
 from minimind.training.engine.schedule import Schedule
 from minimind.training.engine.step import train_step
@@ -103,10 +102,10 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, 
     return bench
 
 
-def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, task: Task | None) -> list[Finding]:
+def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, task: Task) -> list[Finding]:
     """Watch the other ranks, and be watched. Nothing of a sweep is kept to go on from."""
-    again = "with the same command" if task is None else in_words(task.command, task.command.line(script="lr_sweep"))
-    return heartbeat.start(HeartbeatConfig() if task is None else task.config.heartbeat, ranks, stop, None, again)
+    again = in_words(task.command, task.command.line(script="lr_sweep"))
+    return heartbeat.start(task.config.heartbeat, ranks, stop, None, again)
 
 
 def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:

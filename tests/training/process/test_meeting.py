@@ -15,7 +15,7 @@ import pytest
 from minimind.base.errors import UserError
 from minimind.base.launcher import free_port
 from minimind.training.process import meeting
-from minimind.training.process.meeting import PeerLost, hosts_of_ranks, meet
+from minimind.training.process.meeting import Meeting, PeerLost, hosts_of_ranks, meet
 from tests.waiting import PATIENCE, wait_for
 
 
@@ -108,6 +108,8 @@ def test_ranks_that_are_numbered_by_hand_learn_that_they_are_on_several_hosts(mo
 
         def gather(self, value: object) -> list[object]:
             return self.answers.pop(0)
+
+        all_raise = Meeting.all_raise
 
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.1.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
