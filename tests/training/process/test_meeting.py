@@ -61,31 +61,33 @@ from minimind.training.process.meeting import PeerLost, meet
 meeting = meet(float(sys.argv[1]))
 try:
     print(json.dumps([meeting.gather([meeting.rank]), meeting.from_first(meeting.rank + 5)]), flush=True)
-    if meeting.rank == 1 and len(sys.argv) > 2:
-        sys.exit()
+    if len(sys.argv) > 2:
+        meeting._limit = 1.0
+        if meeting.rank == 1:
+            sys.exit()
     print(json.dumps(meeting.gather("again")), flush=True)
 except PeerLost as lost:
     print(lost, flush=True)
 """
 
 
-def ranks(limit: float, *more: str, **variables: str) -> list[str]:
+def ranks(*more: str, **variables: str) -> list[str]:
     """What two ranks print that meet and agree on two things and a third; ``more``: the second leaves before that."""
     port, running = str(free_port()), []
     for rank in range(2):
         world = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
         world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **variables}
-        words, pipe = [sys.executable, "-c", AGREE, str(limit), *more], subprocess.PIPE
+        words, pipe = [sys.executable, "-c", AGREE, str(PATIENCE), *more], subprocess.PIPE
         running.append(subprocess.Popen(words, env={**os.environ, **world}, stdout=pipe, stderr=pipe, text=True))
     return [process.communicate(timeout=PATIENCE)[0] for process in running]
 
 
 def test_the_ranks_agree_before_there_are_process_groups() -> None:
-    assert ranks(PATIENCE) == ['[[[0], [1]], 5]\n["again", "again"]\n'] * 2
+    assert ranks() == ['[[[0], [1]], 5]\n["again", "again"]\n'] * 2
 
 
 def test_a_rank_that_leaves_between_is_named() -> None:
-    first, second = ranks(1.0, "leave")
+    first, second = ranks("leave")
     assert second == "[[[0], [1]], 5]\n"
     assert first.splitlines()[1] == "rank 1 has come and ended again, or can't be reached any more"
 

@@ -26,7 +26,7 @@ class FakeTask:
     """What joining needs of one."""
 
     config: Any = field(default_factory=lambda: SimpleNamespace(emulate_fp16=True, heartbeat=HeartbeatConfig()))
-    arguments: Any = ARGUMENTS
+    arguments: Any = field(default_factory=lambda: ARGUMENTS)
     started: Started | None = None
 
 
