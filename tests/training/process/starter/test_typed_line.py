@@ -36,7 +36,7 @@ facts = {"ranks": world.size, "line": own.line("--resume"), "tune": own.line(scr
 facts |= {"words": words, "whole": started is not None and started.whole}
 Path(f"{'again' if '--resume' in words else 'first'}-{world.rank}.json").write_text(json.dumps(facts))
 """
-OPTIONS = ["--output-dir", "my run's", "--set", "a={b: $c}", "--train_file", "a b.jsonl"]
+OPTIONS = ["--output-dir", "my run's $c {a,b}", "--set", "seed=3", "--train_file", "a b.jsonl"]
 
 
 @pytest.fixture
