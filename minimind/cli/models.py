@@ -12,29 +12,16 @@ from minimind.base.defaults import (
     CHAT_TOKENS,
     CHAT_TOP_P,
     ROW_LENGTH,
-    TEXT_TEMPERATURE,
-    TEXT_TOKENS,
-    TEXT_TOP_P,
     Context,
     GgufDtype,
     Kind,
 )
 from minimind.base.display import say
 from minimind.base.errors import UserError
-from minimind.cli.options import (
-    AsJson,
-    Model,
-    ModelTokenizer,
-    NewTokens,
-    RowLength,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    reads_files,
-)
+from minimind.cli.options import AsJson, Model, ModelTokenizer, RowLength, reads_files, samples_tokens
 from minimind.cli.root import app, show_json, show_table
 from minimind.data.records.options import ReadingOptions
+from minimind.inference.sampling import Sampling
 
 
 @app.command()
@@ -83,6 +70,7 @@ def _evaluate_tasks(
 
 
 @app.command()
+@samples_tokens(Sampling())
 def generate(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="text to go on from, printed as it is made")] = None,
@@ -91,19 +79,14 @@ def generate(
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="of --prompts: their answers")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="--prompts are questions, not texts to go on from")] = False,
-    max_new_tokens: NewTokens = TEXT_TOKENS,
-    temperature: Temperature = TEXT_TEMPERATURE,
-    top_p: TopP = TEXT_TOP_P,
-    top_k: TopK = 0,
-    seed: Seed = 0,
+    *,
+    sampling: Sampling,
     tokenizer: ModelTokenizer = None,
 ) -> None:
     """Go on from a text, or from each of a file (docs/chat.md)."""
-    from minimind.inference.sampling import Sampling
     from minimind.inference.terminal.files import answer_file
     from minimind.inference.terminal.text import continue_text
 
-    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
     if prompts is not None and output is not None and prompt is None:
         count = answer_file(model, prompts, output, sampling, chat=chat, tokenizer_path=tokenizer)
         say(f"{count:,} answers -> {output}")
@@ -114,22 +97,18 @@ def generate(
 
 
 @app.command()
+@samples_tokens(Sampling(CHAT_TOKENS, CHAT_TEMPERATURE, CHAT_TOP_P))
 def chat(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="one question: print its answer, and nothing else")] = None,
     system: Annotated[str | None, typer.Option(help="system message")] = None,
-    max_new_tokens: NewTokens = CHAT_TOKENS,
-    temperature: Temperature = CHAT_TEMPERATURE,
-    top_p: TopP = CHAT_TOP_P,
-    top_k: TopK = 0,
-    seed: Seed = 0,
+    *,
+    sampling: Sampling,
     tokenizer: ModelTokenizer = None,
 ) -> None:
     """Talk with a model: /help lists what else can be typed, Ctrl-D ends, Ctrl-C stops an answer (docs/chat.md)."""
-    from minimind.inference.sampling import Sampling
     from minimind.inference.terminal.chat import ask_once, chat_loop
 
-    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
     if prompt is not None:
         ask_once(model, system, prompt, sampling, tokenizer_path=tokenizer)
     else:
