@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,8 @@ def evaluate(
     task: Annotated[
         list[Path], typer.Option(metavar="FILE", help="multiple choice: C-Eval, CMMLU, ARC, HellaSwag or own JSONL")
     ] = [],  # noqa: B006 (typer copies it)
+    shots: Annotated[int, typer.Option(min=0, help="of --task: answered examples before each question")] = 0,
+    examples: Annotated[list[Path], typer.Option(metavar="FILE", help="of --shots: where those come from")] = [],  # noqa: B006
     items: Annotated[Path | None, typer.Option(metavar="FILE", help="of --task: each question's numbers")] = None,
     kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
@@ -42,10 +44,17 @@ def evaluate(
     tokenizer: ModelTokenizer = None,
 ) -> None:
     """Held-out loss, perplexity and bits per byte; or multiple choice (docs/evaluation.md)."""
-    if bool(file) == bool(task) or (items and not task):
+    if bool(file) == bool(task) or ((items or shots or examples) and not task):
         raise UserError("give --file FILE for held-out loss, or --task FILE for multiple choice (--items is for that)")
+    if bool(shots) != bool(examples):
+        raise UserError("--shots N and --examples FILE go together: how many examples, and out of which file")
     if task:
-        _evaluate_tasks(model, task, reading, tokenizer, items=items, as_json=as_json)
+        from minimind.commands.choices import evaluate_tasks
+
+        scores = evaluate_tasks(
+            model, task, reading=reading, tokenizer_path=tokenizer, items=items, shots=shots, examples=examples
+        )
+        _show_scores(scores, as_json)
         return
     from minimind.commands.models import evaluate_file
 
@@ -53,13 +62,9 @@ def evaluate(
     show_json(result) if as_json else show_table(result)
 
 
-def _evaluate_tasks(
-    model: Path, files: list[Path], reading: ReadingOptions, tokenizer: Path | None, items: Path | None, as_json: bool
-) -> None:
-    from minimind.commands.choices import evaluate_tasks
+def _show_scores(result: dict[str, Any], as_json: bool) -> None:
     from minimind.inference.choices.scores import table
 
-    result = evaluate_tasks(model, files, reading=reading, tokenizer_path=tokenizer, items=items)
     if as_json:
         show_json(result)
         return
