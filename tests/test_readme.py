@@ -72,7 +72,7 @@ def commands(page: Path, name: str) -> list[list[str]]:
     found = []
     for words in written(page):
         at = len(words) - 1 - words[::-1].index(name) if name in words else 0
-        if words[0] == "docker" or all(re.match(r"\$$|[A-Z_]+=", word) for word in words[:at]):
+        if words[:2] == ["docker", "run"] or all(re.match(r"\$$|[A-Z_]+=", word) for word in words[:at]):
             found.append(words[at:])
     return [words for words in found if words[0] == name and len(words) > 1]
 
@@ -124,7 +124,13 @@ def test_minimind_lines_parse(page: Path) -> None:
         if words[1] in own:
             continue
         assert words[1] in group.commands, words
-        group.commands[words[1]].make_context(words[1], words[2:])  # raises for what it does not know
+        if words[2:]:  # else its name alone, in prose
+            group.commands[words[1]].make_context(words[1], words[2:])  # raises for what it does not know
+
+
+def shared_by(folder: Path) -> list[str]:
+    """Modules that other scripts of the folder import."""
+    return [path.read_text(encoding="utf-8") for path in folder.glob("*.py") if "__main__" not in path.read_text()]
 
 
 @pytest.mark.parametrize("page", TO_TYPE, ids=lambda page: page.name)
@@ -134,15 +140,17 @@ def test_what_a_line_starts_or_names_is_there(page: Path) -> None:
     for words in written(page):
         scripts = [at for at, word in enumerate(words) if re.fullmatch(r"(launch|benchmarks|tools)/\w+\.py", word)]
         for at in scripts:
-            source = (ROOT / words[at]).read_text(encoding="utf-8")
-            if words[at].startswith("launch/"):
-                parse_script(Path(words[at]), [word for word in words[at + 1 :] if word != "..."])
-            else:
-                names = [word for word in words[at + 1 :] if word.startswith("--")]
-                assert [name for name in names if f'"{name}"' not in source] == [], words
-        if words[0] == "make" and len(words) > 1 and re.fullmatch(r"[a-z-]+", words[1]):
+            folder, options = (ROOT / words[at]).parent, [word for word in words[at + 1 :] if word != "..."]
+            assert (ROOT / words[at]).is_file(), words
+            if folder.name == "launch":
+                parse_script(Path(words[at]), options)
+            else:  # an option is the script's own or of the module that all of the folder share
+                sources = [(ROOT / words[at]).read_text(encoding="utf-8"), *shared_by(folder)]
+                names = [word for word in options if word.startswith("--")]
+                assert [name for name in names if not any(f'"{name}"' in text for text in sources)] == [], words
+        if words[0] == "make" and len(words) == 2 and re.fullmatch(r"[a-z-]+", words[1]):
             assert f"\n{words[1]}:" in makefile, words
-    for name in re.findall(r"(?<![\w/.-])(?:ds_configs|configs)/[\w-]+\.(?:json|yaml)", prose(page)):
+    for name in re.findall(r"(?<![\w/.-])(?:ds_configs|configs)/[a-z][\w-]+\.(?:json|yaml)", prose(page)):
         assert (ROOT / name).is_file(), name
 
 
