@@ -9,6 +9,7 @@ import re
 import shlex
 from argparse import Namespace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def test_what_a_line_starts_or_names_is_there(page: Path) -> None:
     for words in written(page):
         scripts = [at for at, word in enumerate(words) if re.fullmatch(r"(launch|benchmarks|tools)/\w+\.py", word)]
         for at in scripts:
-            folder, options = (ROOT / words[at]).parent, [word for word in words[at + 1 :] if word != "..."]
+            folder, options = (ROOT / words[at]).parent, list(takewhile(lambda word: word != ";", words[at + 1 :]))
+            options = [word for word in options if word != "..."]
             assert (ROOT / words[at]).is_file(), words
             if folder.name == "launch":
                 parse_script(Path(words[at]), options)
