@@ -21,6 +21,7 @@ from minimind.training.engine.optimizers import build_optimizer, is_body_matrix
 
 MEASURE_SECONDS, MEASURE_ROUNDS = 2.0, 20
 LONG_FLOPS = 3e11  # of a pass on a CPU, from which it may take seconds: how long is looked at on one layer first
+CPU_TOKENS = 512  # of a pass on a CPU, or one row: fewer measure its overhead, more change little
 NEARLY = 0.95  # of the fastest: more rows at a time are not worth their memory
 UPDATED = 2**23  # parameters that an update is measured on: no cache holds them
 
@@ -50,13 +51,14 @@ def measure_tokens_per_second(
     budget: float = MEASURE_SECONDS,
     rows: int | None = None,
 ) -> float:
-    """Forward and backward of ``rows`` (None: a micro-batch, one row on a CPU) in the run's precision; no optimizer,
-    no data.
+    """Forward and backward of ``rows`` (None: a micro-batch, on a CPU its first rows of ``CPU_TOKENS``) in the run's
+    precision; no optimizer, no data.
 
     ``budget``: no further repetition after so many seconds; there are two at least. Of a model that would take longer
     than that on a CPU so many layers are measured as take about as long, and the rest is counted by its FLOPs.
     """
-    rows = rows or (resolved.micro_batch_size if hardware.device_type == "cuda" else 1)
+    some = max(1, CPU_TOKENS // run.max_seq_length) if hardware.device_type == "cpu" else resolved.micro_batch_size
+    rows = rows or min(some, resolved.micro_batch_size)
     tokens, layers, flops = rows * run.max_seq_length, run.model.num_hidden_layers, _flops(run.model, run)
     if hardware.device_type == "cpu" and tokens * flops > LONG_FLOPS:
         one, two = (_flops(_cut(run.model, count), run) for count in (1, 2))
