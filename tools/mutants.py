@@ -63,6 +63,7 @@ MORE = {
     "data/records/encoding": ("data/store/test_prepare.py",),
     "data/store/packing": ("data/store/test_batches.py",),
     "data/store/store": ("data/store/test_prepare.py",),
+    "inference/batching": ("inference/serving/test_openai_client.py",),
     "inference/serving": ("inference/serving/test_app.py",),
     "training/checkpoint/directory": ("training/checkpoint/test_writer.py", "training/run/test_resume.py"),
     "training/checkpoint/snapshot": ("training/checkpoint/test_writer.py",),

@@ -134,3 +134,12 @@ def test_shuffling_is_even() -> None:
     counts = np.array([np.bincount(places[:, i], minlength=10) for i in range(10)])
     assert counts.min() > 140
     assert counts.max() < 260
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_pieces_of_equal_length_come_in_the_seeds_order(seed: int) -> None:
+    """Whatever sorts them: a sort that is not stable may come to another order on another processor."""
+    count = 3000  # numpy's short sorts are stable by themselves
+    packed = pack([7] * count, 7, seed)
+    places = np.argsort(shuffled(count, seed, 1))  # of the first row, the second, ...
+    assert packed.document[places].tolist() == shuffled(count, seed).tolist()
