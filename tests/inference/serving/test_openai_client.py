@@ -46,8 +46,9 @@ def client(api: Running) -> Iterator[openai.OpenAI]:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").id == "tiny"
+    (listed,) = client.models.list()
+    assert listed == client.models.retrieve("tiny")
+    assert (listed.id, listed.object, listed.owned_by) == ("tiny", "model", "minimind") and listed.created > 0
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.models.retrieve("gpt")
 
@@ -166,3 +167,8 @@ def test_probabilities_of_a_stream_are_those_of_the_whole(client: openai.OpenAI)
     for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
         parts = [getattr(piece.logprobs, name) for piece in pieces if piece.logprobs is not None]
         assert [value for part in parts for value in part] == getattr(whole.logprobs, name), name
+
+
+def test_a_token_that_there_is_none_of_is_the_requests_fault(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="there is no token 99999, the vocabulary has"):
+        client.completions.create(model="tiny", prompt=[1, 99999], max_tokens=1)

@@ -251,6 +251,7 @@ def fall_ill(files: dict[str, Path], token: int, directory: Path) -> list[int]:
         words = ["--deepspeed_config", str(DS_CONFIGS / config), "--output-dir", str(directory / name)]
         words += ["--emulate-fp16", "--train-file", str(files["pretrain"]), "--tokenizer", str(files["tokenizer"])]
         words += ["--max-steps", steps, *SMALL, *QUICK, "--set", "health.spike_steps=64"]
+        words += ["--set", "heartbeat={enabled: false}"]  # which takes a run that has ended for its processes' end
         with pytest.MonkeyPatch.context() as patch, illness(name, patch, token):
             codes.append(run("pretrain", parse("pretrain", words)))
     return codes
