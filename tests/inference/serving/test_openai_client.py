@@ -89,6 +89,7 @@ def test_streams(client: openai.OpenAI) -> None:
     texts, counts = ["", ""], None
     for chunk in client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **how):
         counts = chunk.usage or counts
+        assert chunk.object == "chat.completion.chunk"
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == [choice.message.content for choice in whole.choices]
@@ -163,7 +164,9 @@ def test_bytes_that_are_no_character_are_shown_as_openai_shows_them() -> None:
 def test_probabilities_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:
     how: Any = {"model": "tiny", "prompt": "hello 你好", "max_tokens": 12, "logprobs": 1, "seed": 3}
     (whole,) = client.completions.create(**how).choices
-    pieces = [choice for chunk in client.completions.create(stream=True, **how) for choice in chunk.choices]
+    chunks = list(client.completions.create(stream=True, **how))
+    assert {chunk.object for chunk in chunks} == {"text_completion"}
+    pieces = [choice for chunk in chunks for choice in chunk.choices]
     for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
         parts = [getattr(piece.logprobs, name) for piece in pieces if piece.logprobs is not None]
         assert [value for part in parts for value in part] == getattr(whole.logprobs, name), name
