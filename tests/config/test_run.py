@@ -201,6 +201,7 @@ def test_dumped_yaml_loads_back_equal(tmp_path: Path, settings: list[str]) -> No
         ([], 0.1),
         (["lr_scheduler_type=cosine"], 0.0),
         (["lr_scheduler_type=linear"], 0.0),
+        (["lr_scheduler_type=cooldown"], 0.0),
         (["lr_scheduler_type=cosine", "min_lr_ratio=0.1"], 0.1),
         (["lr_scheduler_type=cosine_with_min_lr", "lr_scheduler_kwargs={min_lr_rate: 0.2}"], 0.2),
         (["lr_scheduler_type=wsd"], 0.1),

@@ -23,7 +23,7 @@ def test_stays_in_the_band_and_hits_the_peak(kind: str, warmup: int, total: int)
     assert factors[:warmup] == [(n + 1) / warmup for n in range(warmup)]
 
 
-@pytest.mark.parametrize("kind", ["cosine", "wsd", "linear"])
+@pytest.mark.parametrize("kind", ["cosine", "wsd", "cooldown", "linear"])
 @pytest.mark.parametrize("min_ratio", [0.0, 0.1])
 def test_last_step_is_the_minimum_and_stays_there(kind: str, min_ratio: float) -> None:
     schedule = Schedule(kind, 100, 5, min_ratio)
@@ -42,6 +42,12 @@ def test_wsd_is_flat_for_four_fifths_then_falls_as_one_minus_sqrt() -> None:
     schedule = Schedule("wsd", 101, 0, 0.0)
     assert schedule.factor(80) == 1.0
     assert schedule.factor(85) == pytest.approx(1 - math.sqrt(0.25))
+
+
+def test_cooldown_is_flat_for_three_tenths_then_falls_linearly() -> None:
+    schedule = Schedule("cooldown", 101, 0, 0.0)
+    assert [schedule.factor(step) for step in (0, 30)] == [1.0, 1.0]
+    assert [schedule.factor(step) for step in (65, 93, 100)] == pytest.approx([0.5, 0.1, 0.0])
 
 
 def test_one_step_run() -> None:
