@@ -5,8 +5,8 @@
 One model shape, one text, one set of initial weights, as many trained tokens a step on every side. MiniMind's recipe:
 AdamW 5e-4 with betas 0.9/0.999, cosine from the first step, no warmup, fp32 on a CPU, documents padded to 340, the mean
 of each micro-batch. Ours: ds_configs/bf16.json and ds_configs/muon.json with the trainer's own defaults. All schedules
-span --max-steps, so MiniMind's has come down to its end when it is measured and ours have not; with `--plan muon=15` one
-of ours is planned for as many steps and comes down in them.
+span --max-steps, so MiniMind's has come down to its end when it is measured and ours have not; with `--plan muon=15`
+one of ours is planned for as many steps and comes down in them.
 
 Each round is a race of its own with another seed, for initial weights and the order of the text, the same on all
 sides; printed are medians over the rounds with the smallest and the largest. In a round the goal is the best that

@@ -128,7 +128,7 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _end_as_named(self) -> RunConfig:
-        """Hugging Face's cosine and linear and our cooldown, by name, end at 0; the default schedule at its own share."""
+        """Hugging Face's cosine and linear, and a cooldown, end at 0 if asked for by name; the default at its share."""
         named = "lr_scheduler_type" in self.explicit and "min_lr_ratio" not in self.explicit
         if named and self.lr_scheduler_type in ("cosine", "cooldown", "linear"):
             self.__dict__["min_lr_ratio"] = 0.0  # a frozen model, and nobody has set it
