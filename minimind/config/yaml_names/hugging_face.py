@@ -56,7 +56,8 @@ TABLE: dict[str, Meaning] = {
     "learning_rate": _used("default by optimizer and size"),
     "lr_scheduler_type": _used(
         "cosine and linear (to 0, unless `min_lr_ratio` is given), constant, constant_with_warmup, "
-        "warmup_stable_decay, cosine_with_min_lr; by default a cosine to a tenth"
+        "warmup_stable_decay, cosine_with_min_lr; of ours cooldown (constant, then linear to 0 over the last seven "
+        "tenths); by default a cosine to a tenth"
     ),
     "lr_scheduler_kwargs": _other("min_lr_rate and min_lr become `min_lr_ratio`; other keys are refused"),
     "warmup_steps": _used("below 1 it is `warmup_ratio`"),

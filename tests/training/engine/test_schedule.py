@@ -68,3 +68,22 @@ def test_applier_sets_each_group_from_its_own_peak_and_new_peaks_win_on_resume()
     resumed = build(2.0)
     resumed.load_state_dict(first.state_dict())
     assert resumed.get_last_lr() == pytest.approx([1.0, 10.0])
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_resumed_schedule_goes_on_as_if_never_interrupted(kind: str) -> None:
+    def build() -> ScheduleApplier:
+        return ScheduleApplier(torch.optim.SGD([torch.zeros(1)], lr=1.0), Schedule(kind, 20, 3, 0.1).factor)
+
+    def rates(applier: ScheduleApplier, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            found += applier.get_last_lr()
+            applier.step()
+        return found
+
+    whole, first, second = build(), build(), build()
+    expected = rates(whole, 20)
+    assert rates(first, 8) == expected[:8]
+    second.load_state_dict(first.state_dict())
+    assert rates(second, 12) == expected[8:]
