@@ -39,7 +39,6 @@ RECIPES = {
 }
 HELD_OUT_KILOBYTES = 32  # it is evaluated dozens of times
 LEADER = "minimind"
-TARGETS = {"tokens": 0.35, "seconds": 0.15}  # of MiniMind's, with the muon recipe
 
 Point = tuple[int, float, float]  # trained tokens, seconds, bits a byte
 
