@@ -377,14 +377,6 @@ def test_refusals_state_their_reason(config: dict[str, Any], word: str) -> None:
     assert word in problem(config)
 
 
-def test_a_row_over_several_ranks_is_refused_with_the_reason() -> None:
-    """docs/multi-node.md: the arithmetic would be right; ranks that read the same rows are what is missing."""
-    assert "sequence_parallel_size: 4 is not supported: each rank reads whole rows" in problem(
-        {"sequence_parallel_size": 4}
-    )
-    assert "sequence_parallel_size" not in fix({"sequence_parallel_size": 1}).config
-
-
 @pytest.mark.parametrize(
     ("config", "code", "word"),
     [

@@ -45,6 +45,11 @@ _NOT_HERE = {
 def resolve_optimizer(draft: Draft, run: RunConfig, fallback: Mapping[str, float]) -> OptimizerSpec | None:
     """The optimizer to build; None with the reason among the problems. Without a section: AdamW from the YAML."""
     if not draft.get("optimizer.type"):
+        if stated := draft.get("optimizer.params"):
+            names = ", ".join(stated) if isinstance(stated, Mapping) else repr(stated)
+            text = f"is missing beside the params ({names}): DeepSpeed makes no optimizer without one"
+            draft.problem("optimizer.type", f'{text}: write "type": "AdamW", or delete "optimizer"')
+            return None
         _by_the_yaml(draft, run)
     _settle_type(draft, run)
     name = str(draft.get("optimizer.type"))
