@@ -5,8 +5,8 @@ some sections, so this project keeps its own table. It is compared with the inst
 models, constants and scheduler signatures in ``tests/config/test_deepspeed.py``: a new DeepSpeed that
 adds or drops a key fails there, not in a run.
 
-Kinds: ``bool int number str list names any``; ``count`` and ``amount`` are an int and a number of at least 0, ``share`` a
-number from 0 to 1; a tuple lists the allowed strings; a dict is a section. Known weakness:
+Kinds: ``bool int number str list names any``; ``count`` and ``amount`` are an int and a number of at least 0,
+``share`` a number from 0 to 1; a tuple lists the allowed strings; a dict is a section. Known weakness:
 the contents of sections that this trainer refuses when they are switched on (``data_efficiency`` ...) are not
 listed (``any``).
 """

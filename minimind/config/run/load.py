@@ -17,7 +17,8 @@ from minimind.config.run.sources import Given, apply_options, apply_overrides, r
 from minimind.config.run.wording import one_problem
 from minimind.config.yaml_names.hugging_face import MEANINGS
 from minimind.config.yaml_names.json_homes import json_home
-from minimind.config.yaml_names.translate import Words, translate
+from minimind.config.yaml_names.translate import translate
+from minimind.config.yaml_names.words import Words
 
 
 def load_run_config(
@@ -30,6 +31,8 @@ def load_run_config(
     """
     given = read_yaml(Path(yaml_path)) if yaml_path is not None else Given()
     findings = _translate(given)
+    if yaml_path is not None:
+        _find_json(given, Path(yaml_path).parent)
     apply_overrides(given, set_overrides)
     apply_options(given, cli or {})
     findings += _translate(given, overriding=True)
@@ -38,6 +41,13 @@ def load_run_config(
     assert config is not None  # a problem was raised otherwise
     config.remember(given.places, findings)
     return config
+
+
+def _find_json(given: Given, directory: Path) -> None:
+    """A JSON that is not where the run starts is looked for in the YAML's own ``directory``."""
+    name = given.values.get("deepspeed")
+    if isinstance(name, str) and not Path(name).exists() and (directory / name).is_file():
+        given.values["deepspeed"] = str(directory / name)
 
 
 def _translate(given: Given, overriding: bool = False) -> list[Finding]:
@@ -62,4 +72,5 @@ def _check(given: Given, default_place: str) -> RunConfig | None:
 
 def _hint(name: str) -> str:
     """Where an unknown key belongs, or the nearest name."""
-    return json_home(name) or nearest(name, [*RunConfig.model_fields, *MEANINGS])
+    known = f": here it is {MEANINGS[name].text}" if name in MEANINGS and MEANINGS[name].status == "other" else ""
+    return known or json_home(name) or nearest(name, [*RunConfig.model_fields, *MEANINGS])

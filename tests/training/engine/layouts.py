@@ -86,7 +86,7 @@ OF_STAGE_3 = {
 }
 _STAGE_3 = "has an effect at stage 3 only, and there only on speed and memory"
 _WATCHES = "watches or logs"
-_DISK = "of a disk, which is refused"
+_DISK = "of a disk, in whose place CPU memory is used"
 # Each reason is believed by nobody: test_applied_update.py sets all of these keys at once, and nothing may change
 INERT: dict[str, str] = {
     **dict.fromkeys(
