@@ -47,16 +47,13 @@ def _check_offload_param(draft: Draft) -> None:
     if device in ("none", AUTO):
         draft.drop("zero_optimization.offload_param")
     elif device == "nvme":
-        keep_in_memory(draft, "zero_optimization.offload_param", "weights")
+        why = "what DeepSpeed keeps on a disk is copied beside a checkpoint unverified"
+        keep_in_memory(draft, "zero_optimization.offload_param", "weights", why)
 
 
-def keep_in_memory(draft: Draft, section: str, what: str) -> None:
-    """NVMe at stage 3 is CPU memory: DeepSpeed copies its swap files beside a checkpoint unverified (runtime/engine.py
-    ``save_checkpoint``), and reads them back on the same ranks only.
-    """
-    text = (
-        f"{section}.device nvme is cpu: the {what} are kept in CPU memory, for no checkpoint of swap files is verified"
-    )
+def keep_in_memory(draft: Draft, section: str, what: str, why: str) -> None:
+    """NVMe at stage 3 is CPU memory: the updates are the same, and right."""
+    text = f"{section}.device nvme is cpu: the {what} are kept in CPU memory, for {why}"
     draft.unused("setting-dropped", f"{section}.device", text, 'write "cpu"; `minimind plan` has the bytes')
     draft.set(f"{section}.device", "cpu")
 
