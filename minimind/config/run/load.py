@@ -5,8 +5,9 @@ Later sources win. Every problem of every source is reported in one error, each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -62,12 +63,31 @@ def _check(given: Given, default_place: str) -> RunConfig | None:
     for name in [name for name in given.values if name not in RunConfig.model_fields]:
         given.problems.append(f'{given.place([name], default_place)}: unknown key "{name}"{_hint(str(name))}')
         del given.values[name]
+    for name in [name for name in _numbers() if isinstance(given.values.get(name), bool)]:
+        shown = str(given.values.pop(name)).lower()  # pydantic would make 1 or 0 of it
+        given.problems.append(f"{given.place([name], default_place)}: {name}: expected a number, got {shown}")
     try:
         return RunConfig(**given.values)
     except ValidationError as error:
         for item in error.errors():
             given.problems.append(f"{given.place(item['loc'], default_place)}: {one_problem(item, RunConfig)}")
         return None
+
+
+def _numbers() -> list[str]:
+    """The fields that hold an int, or a float, or none; a cadence, which is either, refuses a switch itself."""
+    kinds = {name: set(_parts(field.annotation)) & _PLAIN for name, field in RunConfig.model_fields.items()}
+    return [name for name, found in kinds.items() if found in ({int}, {float})]
+
+
+_PLAIN: set[Any] = {int, float, bool, str}
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Every type inside a union or an Annotated."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
 
 
 def _hint(name: str) -> str:

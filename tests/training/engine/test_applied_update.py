@@ -225,7 +225,8 @@ def _is_long(layout: Layout) -> bool:
     if layout.optimizer in TORCHS and layout.optimizer != "SGD":
         return True
     if layout.offload and layout.optimizer not in ("AdamW", "Adam"):
-        return (layout.precision, layout.stage) not in (("bf16", 2), ("fp32", 3)) or bool(layout.switches)
+        here = (layout.precision, layout.stage, layout.accumulation)
+        return here not in (("bf16", 2, "fp32"), ("fp32", 3, "fp32")) or bool(layout.switches)
     return layout.stage == 3 and bool(layout.switches) and (layout.precision != "fp32" or layout.offload)
 
 
