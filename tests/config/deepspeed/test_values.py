@@ -132,6 +132,38 @@ def test_what_is_accepted_deepspeed_can_read() -> None:
     assert count > 300
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "OneCycle": {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3},
+    "WarmupCosineLR": {"warmup_num_steps": 5},
+    "WarmupDecayLR": {"warmup_num_steps": 5},
+}
+
+
+@pytest.mark.parametrize("kind", schema.SCHEDULERS)
+def test_every_schedule_that_is_accepted_runs_and_no_rate_is_below_0(kind: str) -> None:
+    import torch
+    from deepspeed.runtime import lr_schedules
+
+    count = 0
+    for key in schema.SCHEDULERS[kind]:
+        for value in (*CORNERS, 0, False, "1e-3", [1e-3], "Linear"):
+            params = {**NEEDED.get(kind, {}), key: value}
+            config = {"scheduler": {"type": kind, "params": params}, "gradient_clipping": 1.0}
+            try:
+                resolved = resolve(config, RunConfig(), 1, ANY).with_total_steps(50, RunConfig())
+            except UserError:
+                continue
+            optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+            assert resolved.scheduler is not None
+            schedule = getattr(lr_schedules, kind)(optimizer, **resolved.scheduler["params"])
+            for _ in range(4):
+                optimizer.step()
+                schedule.step()
+                assert optimizer.param_groups[0]["lr"] >= 0
+            count += 1
+    assert count > len(schema.SCHEDULERS[kind])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
