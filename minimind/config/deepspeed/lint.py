@@ -149,12 +149,13 @@ def _unknown(draft: Draft, path: str, key: str, prefix: str, kinds: Mapping[str,
 
 
 def _may_be_meant(value: Any, kinds: Mapping[str, ValueKind]) -> list[str]:
-    """The keys whose section a misspelled one's ``value`` could be: it has one of its keys, and is no text."""
+    """The keys that a misspelled one's ``value`` could be for: a section has one of its keys, or is a switch."""
     return [
         name
         for name, kind in kinds.items()
         if not isinstance(kind, Mapping)
-        or not (isinstance(value, str) or (isinstance(value, Mapping) and value and not value.keys() & kind.keys()))
+        or isinstance(value, bool)
+        or (isinstance(value, Mapping) and (not value or value.keys() & kind.keys()))
     ]
 
 
