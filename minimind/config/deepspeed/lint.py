@@ -154,7 +154,7 @@ def _may_be_meant(value: Any, kinds: Mapping[str, ValueKind]) -> list[str]:
         name
         for name, kind in kinds.items()
         if not isinstance(kind, Mapping)
-        or isinstance(value, bool)
+        or value in (0, 1)  # true and false too
         or (isinstance(value, Mapping) and (not value or value.keys() & kind.keys()))
     ]
 

@@ -215,6 +215,7 @@ def test_data_efficiency_is_said_where_it_would_change_the_data_in_deepspeeds_lo
     "config",
     [
         {"comment": "small model"},
+        {"checkpoint-factor": 10000},
         {"checkpointing": {"enabled": True, "save_n_recent_checkpoints": 5}},
         {"micro_batch_size_per_gpu": 4},
         {"checkpoint": {"tag_validation_enabled": True}},
