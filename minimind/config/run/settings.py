@@ -26,6 +26,7 @@ from minimind.config.run.values import (
     WeightedFile,
     as_cadence,
     as_field_map,
+    as_json,
     as_model,
     as_optimizer,
     as_paths,
@@ -83,7 +84,8 @@ class RunConfig(BaseModel):
     initial_scale_power: Annotated[int, Field(ge=0)] | None = None
     loss_scale_window: PositiveInt | None = None
     hysteresis: PositiveInt | None = None
-    deepspeed: Path | dict[str, Any] | None = None  # the JSON itself, or where it is
+    # The JSON itself, or where it is
+    deepspeed: Annotated[Path | dict[str, Any] | None, BeforeValidator(as_json)] = None
 
     # Schedule
     lr_scheduler_type: Annotated[str, BeforeValidator(as_schedule)] = "cosine"
