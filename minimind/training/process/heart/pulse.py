@@ -43,7 +43,8 @@ class Orders:
     limit: float  # seconds
     speaks: bool  # says what is lost, for its host
     run_dir: str  # empty: it keeps no checkpoints
-    go_on: str  # "with: ", and the command that goes on from a checkpoint, or starts again without one
+    go_on: str  # from a checkpoint: "with: ", and the command
+    again: str  # without one
 
 
 class Pulse:
@@ -122,13 +123,13 @@ class Pulse:
         return self.saved, True
 
     def _advice(self) -> str:
-        go_on = self.orders.go_on
-        if not self.orders.run_dir:
-            return f"start again {go_on}"
+        orders = self.orders
+        if not orders.run_dir:
+            return f"start again {orders.again}"
         saved, certain = self.last()
         if saved is None:
-            return f"no checkpoint of {self.orders.run_dir} is complete yet: start again {go_on}"
-        return f"the last complete checkpoint{'' if certain else ' known here'} is {saved.path}; go on {go_on}"
+            return f"no checkpoint of this start is complete yet: start again {orders.again}"
+        return f"the last complete checkpoint{'' if certain else ' known here'} is {saved.path}; go on {orders.go_on}"
 
 
 class FirstPulse(Pulse):
