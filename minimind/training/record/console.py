@@ -36,9 +36,7 @@ NA = "n/a"
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended; `evaluated` and `best` are (step, held-out loss) of the last and the best
-    evaluation.
-    """
+    """How a run ended; `evaluated` and `best` are (step, held-out loss) of the last and the best evaluation."""
 
     reason: str
     seconds: float
@@ -179,9 +177,7 @@ class ConsoleLog:
         self._print_rows(header_rows(summary))
 
     def step(self, metrics: StepMetrics, ppl: float, eta: float | None) -> None:
-        """Rewrite the line on a terminal; elsewhere print the first step, every `logging_steps`-th and the
-        last.
-        """
+        """Rewrite the line on a terminal; elsewhere print the first step, every `logging_steps`-th and the last."""
         fields = progress_fields(metrics, ppl, self._total, eta)
         if self._out.is_terminal:
             if self._live is None:

@@ -60,9 +60,10 @@ def run(arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
         if not curves:
             bench.say("stopped before the first run was over: nothing to report")
             return 0
-        chosen = recommend_from_range(*curves) if arguments.range_test else recommend(curves)
+        verdicts = [] if arguments.range_test else judge(curves)
+        chosen = recommend(verdicts) if verdicts else recommend_from_range(*curves)
         if bench.first:
-            report(Outcome(bench.task, bench.steps, curves, chosen))
+            report(Outcome(bench.task, bench.steps, curves, verdicts, chosen=chosen))
         return 1 if chosen.rate is None else 0
 
 
@@ -110,7 +111,7 @@ def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, t
 
 
 def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:
-    """One short run a rate, judged; those that were over when a stop was asked for."""
+    """One short run a rate; those that were over when a stop was asked for."""
     warmup = Schedule("constant", bench.steps, max(1, bench.steps // 10), 1.0)
     curves: list[Curve] = []
     for rate in rates:
@@ -120,8 +121,8 @@ def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:
             break
         curves.append(curve)
         trained = f"{len(curve.losses)} steps, {time.monotonic() - began:.0f}s"
-        bench.say(f"rate {rate:.3g}: loss {curve.start:.3f} -> {curve.end:.3f}, {trained}")
-    return judge(curves)
+        bench.say(f"rate {rate:.3g}: loss {curve.losses[0]:.3f} -> {curve.losses[-1]:.3f}, {trained}")
+    return curves
 
 
 def range_test(bench: Bench, low: float, high: float) -> list[Curve]:
