@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,9 @@ class Pulse:
     def spread(self, loss: Frame) -> None:
         """Tell the others."""
 
+    def settle(self) -> None:
+        """Wait for what must have happened before the rank is woken."""
+
     def _hear(self) -> None:
         for message in self.inbox.read():
             if "saved" in message:
@@ -116,6 +120,7 @@ class Pulse:
             prefix = "" if early else "error: "
             complain(prefix + sentence(loss, orders.hosts) + ("" if early else f"; {self._advice()}"))
         answer({"lost": 0 if early else 1, "woken": self.kind is Word.STOPPED})
+        self.settle()
         self.rank.end()
 
     def last(self) -> tuple[Checkpoint | None, bool]:
@@ -186,6 +191,14 @@ class OtherPulse(Pulse):
 
     def lost(self) -> Frame | None:
         return self.caller.lost
+
+    def settle(self) -> None:
+        """A rank that was stopped is woken once rank 0 has ended: together they would complete another checkpoint than
+        the one that has been named."""
+        end = time.monotonic() + LAST_WORDS
+        while self.kind is Word.STOPPED and self.caller.connected and time.monotonic() < end:
+            for key, _ in self.selector.select(TICK):
+                key.data()
 
     def last(self) -> tuple[Checkpoint | None, bool]:
         """A rank that was stopped, or cut off, may not have learned of one that is complete: rank 0's pulse has."""
