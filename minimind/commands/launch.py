@@ -42,8 +42,9 @@ def launch(words: Sequence[str]) -> int:
     """Run ``deepspeed WORDS``, again up to ``--restarts`` times (commands/launcher/restarts.py); the exit code.
 
     0: finished, or stopped as asked. 130: ended at once by a second Ctrl-C. 128 + n: the runner was killed by signal n.
-    1: launch.py was killed, or the ssh to a host has ended with it. Otherwise the code of the first rank that failed (247: it was killed).
-    Raises UserError outside Linux, without a launcher, and for words that can't work here (commands/launcher/words.py).
+    1: launch.py was killed, or the ssh to a host has ended with it. Otherwise the code of the first rank that failed
+    (247: it was killed). Raises UserError outside Linux, without a launcher, and for words that can't work here
+    (commands/launcher/words.py).
     """
     if sys.platform != "linux":
         raise UserError("`minimind launch` needs Linux; start with `deepspeed` itself")
