@@ -83,7 +83,8 @@ def launched(page: Path) -> list[list[str]]:
     ours = [words[2:] for words in commands(page, "minimind") if words[1] == "launch" and words[-1].strip(".")]
     ours = [words for words in ours if any(word.endswith(".py") for word in words)]
     ours = [words[2:] if words[0] == "--restarts" else words for words in ours]
-    return [*commands(page, "deepspeed"), *(["deepspeed", *words] for words in ours)]
+    theirs = [words for words in commands(page, "deepspeed") if words[-1].strip(".")]  # "..." ends what stands for more
+    return [*theirs, *(["deepspeed", *words] for words in ours)]
 
 
 def parsed_launch(words: list[str]) -> Namespace:
