@@ -1,18 +1,18 @@
-"""An NVIDIA card that is not here, for tracing and compiling: a CUDA build of torch answers as if one were in the machine.
+"""An NVIDIA card that is not here, for tracing and compiling: torch's CUDA build answers as if it were in the machine.
 
 In a process of its own, before anything is traced: ``pretend(CARDS[86])``. From then on fake tensors may be on "cuda"
 (https://pytorch.org/docs/stable/torch.compiler_fake_tensor.html), autograd runs on them, and Inductor hands its kernels
 to Triton's compiler and to ptxas for that card, which need no driver. Nothing can be launched or allocated.
 
 What it takes, all in Python: torch itself gives a CUDA build without a card a device guard that does nothing
-(``_ensureCUDADeviceGuardSet``, which FakeTensorMode calls where it may not touch a device); the questions that dynamo and
-Inductor ask ``torch.cuda`` are answered here; Triton is told its target. Three things that only running needs are left
-out: loading a compiled kernel, the driver's count of its registers, and folding constants on the device.
-PyTorch's own cross-compilation (https://github.com/pytorch/pytorch/pull/171600) begins the same way, with fake tensors of
-the target device, on a machine that has the card.
+(``_ensureCUDADeviceGuardSet``, which FakeTensorMode calls where it may not touch a device); the questions that dynamo
+and Inductor ask ``torch.cuda`` are answered here; Triton is told its target. Three things that only running needs are
+left out: loading a compiled kernel, the driver's count of its registers, and folding constants on the device.
+PyTorch's own cross-compilation (https://github.com/pytorch/pytorch/pull/171600) begins the same way, with fake tensors
+of the target device, on a machine that has the card.
 
-Weakness: scaled_dot_product_attention asks the driver in C++ which kernel fits. Here it is the memory-efficient one, which
-is what a mask leads to on these cards.
+Weakness: scaled_dot_product_attention asks the driver in C++ which kernel fits. Here it is the memory-efficient one,
+which is what a mask leads to on these cards.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Card:
-    """What compilers ask of a card. ``shared``: bytes of shared memory that one block may have, at most; ``threads``: of
-    one multiprocessor. From the table of compute capabilities in NVIDIA's CUDA C++ Programming Guide, and data sheets."""
+    """What compilers ask of a card. ``shared``: bytes of shared memory that one block may have, at most; ``threads``:
+    of one multiprocessor. From the compute capabilities in NVIDIA's CUDA C++ Programming Guide, and data sheets."""
 
     name: str
     capability: int  # 86 for 8.6
@@ -151,7 +151,7 @@ def _efficient_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """F.scaled_dot_product_attention where its memory-efficient kernel is chosen; a boolean mask becomes the one that is
+    """F.scaled_dot_product_attention where its memory-efficient kernel is chosen; a boolean mask becomes one that is
     added, as there."""
     assert not enable_gqa and not dropout_p, "the memory-efficient kernel has neither"
     bias = None

@@ -1,17 +1,17 @@
 """What torch.compile makes of a training step for NVIDIA cards that are not here: graph breaks, kernels, launches.
 
-    python -m venv ../cudavenv && ../cudavenv/bin/pip install torch==2.13.0     # PyPI's build: CUDA, 5 GB, no GPU needed
+    python -m venv ../cudavenv && ../cudavenv/bin/pip install torch==2.13.0  # PyPI's: CUDA, 5 GB, no GPU needed
     python benchmarks/cuda_without_gpu.py --python ../cudavenv/bin/python [--cards 80,86,90] [--precisions bf16,fp16]
         [--forms flex,mask,varlen] [--preset 26m] [--rows 8] [--json OUT]
 
 Each line of the table is a process of its own in that Python (the other packages are borrowed from this one, so both
-must be one version of Python): a step of the model, forward with its loss and backward, on fake tensors (absent_card.py).
-Once eager, its operations counted; once through dynamo, AOTAutograd and Inductor, whose kernels Triton and ptxas compile
-for the card, in every configuration that autotuning would choose from. "launches" are the kernel calls in Inductor's own
-code, forward + backward. A case that fails says where, and the others go on.
+must be one version of Python): a step of the model, forward with its loss and backward, on fake tensors
+(absent_card.py). Once eager, its operations counted; once through dynamo, AOTAutograd and Inductor, whose kernels
+Triton and ptxas compile for the card, in every configuration that autotuning would choose from. "launches" are the
+kernel calls in Inductor's own code, forward + backward. A case that fails says where, and the others go on.
 
-First, here and without CUDA: how many graphs dynamo makes of batches that are packed differently, with real values (fake
-ones have none): a graph more than one for each kind of call would be a recompilation in the middle of a run.
+First, here and without CUDA: how many graphs dynamo makes of batches that are packed differently, with real values
+(fake ones have none): more than one for each kind of call would be a recompilation in the middle of a run.
 
 Weakness: nothing runs, so neither speed nor results are checked, and DeepSpeed's part of a step is not in it.
 """
@@ -34,15 +34,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.absent_card import CARDS, pretend
 from benchmarks.figures import markdown, write_json
 from benchmarks.options import exit_cleanly, positive
+from benchmarks.workers import ROOT
 from minimind.base.errors import UserError
 from minimind.data.store.batches import Batch
 from minimind.model.attention import Backend

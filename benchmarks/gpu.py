@@ -2,21 +2,21 @@
 
     python benchmarks/gpu.py [--data F] [--budget 450] [--only "bf16,bare bf16"] [--json OUT]
 
-Forms (gpu_forms.py): fp16, bf16, fp32, ZeRO-2, ZeRO-2 with offload and Muon through our trainer, compiled and eager, bf16
-also with attention by dense mask and with eight rows a step; the bare PyTorch loop (side_bare.py), once with CUDA graphs,
-and Hugging Face Trainer (side_huggingface.py) beside them. Processes start at once, so that imports and compilation
-overlap; then one works at a time, round by round in turn. A card that can't hold them all (--together) takes them in
-groups, the ones that its targets need first. After each timed round the held-out loss is evaluated off the clock, which
-gives the time and tokens to --target (starting, compiling and the --warmup steps don't count).
+Forms (gpu_forms.py): fp16, bf16, fp32, ZeRO-2, ZeRO-2 with offload and Muon through our trainer, compiled and eager,
+bf16 also with attention by dense mask and with eight rows a step; the bare PyTorch loop (side_bare.py), once with CUDA
+graphs, and Hugging Face Trainer (side_huggingface.py) beside them. Processes start at once, so that imports and
+compilation overlap; then one works at a time, round by round in turn. A card that can't hold them all (--together)
+takes them in groups, the ones that its targets need first. After each timed round the held-out loss is evaluated off
+the clock, which gives the time and tokens to --target (starting, compiling and the --warmup steps don't count).
 
 --budget seconds bound each group (all forms are one on a card of 141 GB): rounds end when the next one would not fit, a
 form that is not ready by half of it, hangs or fails is named as such, with its error, never silently left out, and the
 others go on. What is known is written to --json after every round, so a command that is cut off leaves it there.
 
 MFU: minimind/base/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile
-mode. The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, on an H200
-1.5 million tokens/s at 25% MFU and then 2.4 million at 41%, on an RTX 3090 161 thousand. On a machine without a GPU it
-refuses, unless --cpu is given to try the script out: the figures then say nothing.
+mode. The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, on an
+H200 1.5 million tokens/s at 25% MFU and then 2.4 million at 41%, on an RTX 3090 161 thousand. On a machine without a
+GPU it refuses, unless --cpu is given to try the script out: the figures then say nothing.
 """
 
 from __future__ import annotations
@@ -67,13 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if hardware.device_type != "cuda" and not options.cpu:
         raise UserError("no CUDA GPU here; benchmarks/trainer.py measures on a CPU, --cpu tries this script out")
     text = shared.corpus(options)
-    groups = grouped(options.only, options.together or together(hardware))
+    results = [Result(form) for form in options.only]
+    groups = grouped(results, options.together or together(hardware))
     limit_compilers(max(map(len, groups)))
-    say(f"{len(options.only)} forms in {len(groups)} group(s), {options.budget:.0f} s each at most")
-    results: list[Result] = []
+    say(f"{len(results)} forms in {len(groups)} group(s), {options.budget:.0f} s each at most")
     for group in groups:
-        results += [Result(form) for form in group]
-        run(options, results, len(group), text, lambda: report(options, hardware, results))
+        run(options, group, text, keep=lambda: report(options, hardware, results))
     for line in report(options, hardware, results):
         print(line)
 
@@ -107,9 +106,9 @@ def together(hardware: Hardware) -> int:
     return max(1, (hardware.memory or 0) // A_FORM)
 
 
-def grouped(forms: Sequence[Form], size: int) -> list[list[Form]]:
-    """The forms in their order, ``size`` at a time."""
-    return [list(forms[start : start + size]) for start in range(0, len(forms), size)]
+def grouped(results: Sequence[Result], size: int) -> list[Sequence[Result]]:
+    """The forms' results in their order, ``size`` at a time."""
+    return [results[start : start + size] for start in range(0, len(results), size)]
 
 
 def limit_compilers(processes: int) -> None:
@@ -118,11 +117,9 @@ def limit_compilers(processes: int) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, cores // processes)))
 
 
-def run(
-    options: argparse.Namespace, results: Sequence[Result], count: int, text: Corpus, keep: Callable[[], object]
-) -> None:
-    """Start the last ``count`` forms, wait for those that get ready, train them in turn. ``keep``: after each round."""
-    budget, results = Budget(options.budget), results[-count:]
+def run(options: argparse.Namespace, results: Sequence[Result], text: Corpus, keep: Callable[[], object]) -> None:
+    """Start every form, wait for those that get ready, train them in turn. ``keep`` is called after each round."""
+    budget = Budget(options.budget)
     workers = [Worker(result.form.name, result.form.job(options, text)) for result in results]
     try:
         warm_up(results, workers, options.warmup, budget)

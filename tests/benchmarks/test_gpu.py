@@ -123,8 +123,9 @@ def test_whatever_goes_wrong_in_a_form_stays_in_its_line() -> None:
 
 @pytest.mark.parametrize(("memory", "count"), [(150_000_000_000, len(FORMS)), (25_000_000_000, 3), (None, 1)])
 def test_a_card_takes_as_many_forms_at_once_as_it_holds(memory: int | None, count: int) -> None:
-    groups = gpu.grouped(FORMS, gpu.together(Hardware("cuda", True, True, "card", memory)))
-    assert [form for group in groups for form in group] == list(FORMS)
+    results = [Result(form) for form in FORMS]
+    groups = gpu.grouped(results, gpu.together(Hardware("cuda", True, True, "card", memory)))
+    assert [result for group in groups for result in group] == results
     assert len(groups[0]) == count
 
 
