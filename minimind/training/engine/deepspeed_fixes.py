@@ -184,9 +184,9 @@ def import_muon_uncompiled() -> None:
 
 
 def release_gradients(optimizer: Any) -> None:
-    """Give BF16_Optimizer's fp32 gradients (a stage 1 wrapper) memory from the end of a step's first backward pass to its
-    update, and none in between. DeepSpeed holds zeros there while the next forward pass reaches its peak: 4 bytes a
-    parameter. The same gradients; where hooks add to them during the backward pass they stay as they are."""
+    """Give BF16_Optimizer's fp32 gradients memory from the end of a step's first backward pass to its update, and none
+    in between. DeepSpeed holds zeros there while the next forward pass reaches its peak: 4 bytes a parameter. The same
+    gradients; where hooks add to them during the backward pass they stay as they are."""
     if optimizer.immediate_grad_update:
         return
     flats = optimizer.fp32_groups_gradients_flat

@@ -136,7 +136,7 @@ def test_what_the_engine_replaces_is_listed() -> None:
 
 @pytest.mark.usefixtures("one_rank")
 def test_gradients_that_are_released_are_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four steps of two micro-batches, the second skipped for a NaN: the fp32 masters, with and without, bit for bit."""
+    """Four steps of two micro-batches, the second skipped for a NaN: the fp32 masters with and without, to the bit."""
     from minimind.training.engine.engine import Engine
     from minimind.training.engine.step import train_step
 
