@@ -17,8 +17,10 @@ which is what a mask leads to on these cards.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +73,9 @@ CARDS = {
     )
 }
 
+_POINTER, _BEFORE, _ENTRIES = ctypes.sizeof(ctypes.c_void_p), 2, 128  # of a table: what precedes it, and enough of it
+_KEPT: list[object] = []  # what torch now points to
+
 
 def pretend(card: Card) -> None:
     """Make this process's torch and Triton answer for ``card``. Raises RuntimeError without a CUDA build, or where a
@@ -80,18 +85,49 @@ def pretend(card: Card) -> None:
     if torch.cuda.is_available():
         raise RuntimeError("there is a real card here: use it (benchmarks/gpu.py)")
     torch._C._ensureCUDADeviceGuardSet()
+    _without_context()
     _answer_for(card)
     _compile_only(card)
     F.scaled_dot_product_attention = _efficient_attention
 
 
+def _without_context() -> None:
+    """Let torch's CUDA hooks say that no device has a context: autograd then asks no driver for its streams.
+
+    ``CUDAHooks::hasPrimaryContext`` (aten/src/ATen/cuda/detail/CUDAHooks.cpp) raises without a card, and nothing in
+    Python leads there. So the hooks get a copy of their table of virtual functions with another fifth entry: before it
+    are two destructors, isBuilt and isAvailable (ATen/detail/AcceleratorHooksInterface.h), which are asked first.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    hooks_of = library._ZN2at6detail12getCUDAHooksEv
+    hooks_of.restype = ctypes.c_void_p
+    hooks = hooks_of()
+    table = ctypes.c_void_p.from_address(hooks)
+    assert table.value is not None
+    entry = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+    functions = (ctypes.c_void_p * (_BEFORE + _ENTRIES)).from_buffer_copy(
+        (ctypes.c_char * (_POINTER * (_BEFORE + _ENTRIES))).from_address(table.value - _BEFORE * _POINTER)
+    )
+    built, available = (entry(functions[_BEFORE + index])(hooks) for index in (2, 3))
+    if (built, available) != (True, False):
+        raise RuntimeError(f"torch {torch.__version__} has another table of CUDA hooks than 2.13")
+    answer = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int8)(lambda hooks, device: False)
+    functions[_BEFORE + 4] = ctypes.cast(answer, ctypes.c_void_p).value
+    _KEPT.extend((functions, answer))
+    table.value = ctypes.addressof(functions) + _BEFORE * _POINTER
+
+
 def _answer_for(card: Card) -> None:
-    """torch.cuda's answers. Dynamo takes the functions when it is imported, so this comes first."""
+    """torch.cuda's answers, and those of dynamo, which takes torch.cuda's functions when it is imported."""
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
         "_lazy_init": lambda: None,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
+        "_exchange_device": lambda device: 0,
+        "_maybe_exchange_device": lambda device: 0,
+        "exchange_device": lambda device: 0,
+        "maybe_exchange_device": lambda device: 0,
         "get_device_properties": lambda device=None: card.properties(),
         "get_device_capability": lambda device=None: card.version,
         "get_device_name": lambda device=None: card.name,
@@ -100,10 +136,13 @@ def _answer_for(card: Card) -> None:
         "set_rng_state": lambda state, device="cuda": None,
         "synchronize": lambda device=None: None,
     }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
+    from torch._dynamo.device_interface import CudaInterface
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+        if hasattr(CudaInterface, name):
+            setattr(CudaInterface, name, staticmethod(answer))
     FakeTensorMode.avoid_device_init = property(lambda _: True)  # there is none, whatever is_available says
 
 

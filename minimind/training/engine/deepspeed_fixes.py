@@ -219,7 +219,7 @@ def _copy_gradients(optimizer: Any) -> None:
         pairs = zip(optimizer.fp32_groups_gradients[index], group, strict=True)
         found = [(single, half.grad) for single, half in pairs if half.grad is not None]
         if found:
-            torch._foreach_copy_([single for single, _ in found], [half for _, half in found])
+            torch._foreach_copy_([single for single, _ in found], [half.view_as(single) for single, half in found])
         optimizer.fp32_groups_has_gradients[index] = [half.grad is not None for half in group]
 
 
