@@ -5,9 +5,10 @@ In a process of its own, before anything is traced: ``pretend(CARDS[86])``. From
 to Triton's compiler and to ptxas for that card, which need no driver. Nothing can be launched or allocated.
 
 What it takes, all in Python: torch itself gives a CUDA build without a card a device guard that does nothing
-(``_ensureCUDADeviceGuardSet``, which FakeTensorMode calls where it may not touch a device); the questions that dynamo
-and Inductor ask ``torch.cuda`` are answered here; Triton is told its target. Three things that only running needs are
-left out: loading a compiled kernel, the driver's count of its registers, and folding constants on the device.
+(``_ensureCUDADeviceGuardSet``, which FakeTensorMode calls where it may not touch a device); one C++ method that
+autograd asks is answered here (``_without_context``), and what dynamo and Inductor ask ``torch.cuda``; Triton is told
+its target. Three things that only running needs are left out: loading a compiled kernel, the driver's count of its
+registers, and folding constants on the device.
 PyTorch's own cross-compilation (https://github.com/pytorch/pytorch/pull/171600) begins the same way, with fake tensors
 of the target device, on a machine that has the card.
 
@@ -74,7 +75,6 @@ CARDS = {
 }
 
 _POINTER, _BEFORE, _ENTRIES = ctypes.sizeof(ctypes.c_void_p), 2, 128  # of a table: what precedes it, and enough of it
-_KEPT: list[object] = []  # what torch now points to
 
 
 def pretend(card: Card) -> None:
@@ -113,7 +113,8 @@ def _without_context() -> None:
         raise RuntimeError(f"torch {torch.__version__} has another table of CUDA hooks than 2.13")
     answer = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_int8)(lambda hooks, device: False)
     functions[_BEFORE + 4] = ctypes.cast(answer, ctypes.c_void_p).value
-    _KEPT.extend((functions, answer))
+    for kept in (functions, answer):  # beyond Python's own end: torch points to them
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
     table.value = ctypes.addressof(functions) + _BEFORE * _POINTER
 
 
