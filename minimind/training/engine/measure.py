@@ -129,8 +129,8 @@ def measure_update_seconds(model: ModelConfig) -> float:
     return min(seconds[1:]) * model.num_parameters() / count
 
 
-class Launches(TorchDispatchMode):
-    """Counts the operations that compute, about as many as a GPU launches kernels; a view launches nothing."""
+class _Counted(TorchDispatchMode):
+    """Counts the operations that compute; a view launches nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -151,7 +151,7 @@ def count_launches(model: ModelConfig) -> int:
     small.attention_backend = "mask"
     ids = torch.zeros((1, 4), dtype=torch.long)
     for _ in range(2):  # the first pass prepares what later ones find
-        counted = Launches()
+        counted = _Counted()
         with counted:
             loss: torch.Tensor = small(ids, ids, torch.arange(4)[None], ids)
             loss.backward()
