@@ -29,8 +29,7 @@ from minimind.base.errors import UserError
 from minimind.base.strict.json_text import parse_json
 from minimind.text.codec import IM_END, IM_START
 from minimind.text.huggingface_codec import CONFIG_NAME, JSON_NAME, TEMPLATE
-from minimind.text.marked_template import MARKED
-from minimind.text.template import JINJA
+from minimind.text.template import JINJA, MARKED
 from minimind.text.tokenizer import FILE_NAME, Tokenizer
 
 _SPACE = "\u2581"
@@ -83,6 +82,8 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise _refusal(tokenizer, f"its BPE has a {name}, which llama.cpp has not")
+    if any(token.get("lstrip") or token.get("rstrip") for token in content.get("added_tokens") or []):
+        raise _refusal(tokenizer, "some of its tokens take in the white space beside them, which llama.cpp's don't")
     return _byte_fallback(tokenizer, content) if model.get("byte_fallback") else _byte_level(tokenizer, content)
 
 
