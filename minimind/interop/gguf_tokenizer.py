@@ -82,8 +82,6 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise _refusal(tokenizer, f"its BPE has a {name}, which llama.cpp has not")
-    if any(token.get("lstrip") or token.get("rstrip") for token in content.get("added_tokens") or []):
-        raise _refusal(tokenizer, "some of its tokens take in the white space beside them, which llama.cpp's don't")
     return _byte_fallback(tokenizer, content) if model.get("byte_fallback") else _byte_level(tokenizer, content)
 
 
