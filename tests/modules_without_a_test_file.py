@@ -17,7 +17,7 @@ COVERED_BY = {
     "commands/launcher/test_survey.py": "commands/launcher/probe",
     "commands/test_plan.py": "config/memory",
     "config/test_deepspeed.py": (
-        "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
+        "base/problems config/deepspeed/agreement config/deepspeed/homes "
         "config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/optimizers config/deepspeed/precision "
         "config/deepspeed/refusals config/deepspeed/resolve config/deepspeed/scheduler "
         "config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
@@ -26,7 +26,11 @@ COVERED_BY = {
         "config/model config/places config/run/load config/run/settings config/run/sources config/run/values "
         "config/run/wording"
     ),
-    "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
+    "config/yaml_names/test_hugging_face.py": (
+        "config/yaml_names/frameworks config/yaml_names/json_homes config/yaml_names/meaning "
+        "config/yaml_names/optimizers"
+    ),
+    "config/yaml_names/test_translate.py": "config/yaml_names/schedules config/yaml_names/words",
     "corpus/test_corpus.py": "corpus/conversations corpus/grammar corpus/questions corpus/stories corpus/words",
     "data/test_fetch.py": "commands/streaming data/http data/read/remote",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
