@@ -27,10 +27,9 @@ class Draft:
 
     source: JsonSource
     values: dict[str, Any]
+    kind: str  # what the config is for: "pretrain" or "sft"
     problems: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    kind: str = "pretrain"  # or "sft": what the config is for
-    defaulted: list[str] = field(default_factory=list)  # "auto" keys that nobody fills: DeepSpeed's default applies
     strict: bool = False  # a key that is not used is a problem
 
     def problem(self, path: str, message: str) -> None:

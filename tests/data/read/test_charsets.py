@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
+from types import SimpleNamespace
 
 import pytest
 
 from minimind.base.errors import UserError
-from minimind.data.read.charsets import decode, find_encoding, to_utf8
+from minimind.data.read.charsets import _few, _guess, decode, find_encoding, to_utf8
 
 CHINESE = "山上的小猫看见了河边的朋友，天气很好。\n" * 20
 MARKS = {
@@ -189,3 +190,45 @@ def test_a_plus_is_not_utf7(raw: bytes) -> None:
 def test_a_codec_that_is_no_encoding_of_files_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="is not an encoding of text files"):
         find(b"abc", asked=name)
+
+
+GOOD, BAD = "海很平静".encode(), b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("bad", "lines", "few"),
+    [
+        ([BAD * 3], [BAD * 3, GOOD, GOOD], True),  # three strays are few in any text ...
+        ([BAD * 4], [BAD * 4, GOOD, GOOD], False),
+        ([BAD * 3], [BAD * 3, GOOD], False),  # ... whose lines are mostly good,
+        ([BAD * 10], [BAD * 10, *[b"a" * 500] * 2], True),  # and so is one in a hundred,
+        ([BAD * 11], [BAD * 11, *[b"a" * 500] * 2], False),
+        ([BAD * 2 + b"a" * 198], [BAD * 2 + b"a" * 198], True),  # in a single line, too
+        ([BAD * 2 + b"a" * 197], [BAD * 2 + b"a" * 197], False),
+    ],
+)
+def test_how_many_strays_are_few(bad: list[bytes], lines: list[bytes], few: bool) -> None:
+    assert _few(bad, lines) is few
+
+
+@pytest.mark.parametrize(
+    ("found", "guess"),
+    [
+        ([], ("unknown", 0.0)),
+        ([("cp1252", 0.0)], ("cp1252", 1.0)),
+        ([("cp1252", 0.05)], ("cp1252", 0.75)),  # against what a text of another encoding comes to at least, 0.2
+        ([("cp1252", 0.05), ("cp1251", 0.1)], ("cp1252", 0.5)),
+        ([("cp1251", 0.1), ("cp1252", 0.1)], ("cp1251", 0.0)),
+        ([("gbk", 0.05), ("gb18030", 0.05), ("big5", 0.1)], ("gbk", 0.5)),  # one of the family is no rival
+        ([("cp1252", 0.3)], ("cp1252", 0.0)),
+        ([("cp1252", 0.0), ("cp1251", 0.0)], ("cp1252", 0.0)),
+    ],
+)
+def test_a_guess_is_as_sure_as_it_is_better_than_the_next(
+    found: list[tuple[str, float]], guess: tuple[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import charset_normalizer
+
+    matches = [SimpleNamespace(encoding=encoding, chaos=chaos) for encoding, chaos in found]
+    monkeypatch.setattr(charset_normalizer, "from_bytes", lambda *_, **__: matches)
+    assert _guess(b"x") == (guess[0], pytest.approx(guess[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -395,3 +396,22 @@ def test_a_null_field_of_a_parquet_row_is_no_field() -> None:
     empty = {"role": None, "content": None, "from": None, "value": None}
     turns = [{**empty, "from": "human", "value": "q"}, {**empty, "role": "assistant", "content": "a"}]
     assert to_document({"conversations": turns}, "sft", Fields()) == used(Q, A)
+
+
+QUESTIONS, ANSWERS = ("question", "prompt", "query"), ("answer", "response", "completion", "output", "solution")
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_pair_of_words_is_a_question_and_its_answer(question: str, answer: str) -> None:
+    assert detect_format({question: "q", answer: "a"}, "sft", Fields()) == "qa"
+    assert to_document({question: "q", answer: "a"}, "sft", Fields()) == used(Q, A)
+    for lone in ({question: "q"}, {answer: "a"}):
+        with pytest.raises(BadRecord):
+            to_document(lone, "sft", Fields())
+
+
+def test_of_several_answers_the_first_that_is_not_null_counts() -> None:
+    for first, second in itertools.permutations(ANSWERS, 2):
+        record = {"question": "q", first: None, second: "a"}
+        assert to_document(record, "sft", Fields()).turns == [Q, A]  # type: ignore[union-attr]
