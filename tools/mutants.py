@@ -65,6 +65,7 @@ MORE = {
     "data/store/store": ("data/store/test_prepare.py",),
     "inference/batching": ("inference/serving/test_openai_client.py",),
     "inference/serving": tuple(f"inference/serving/test_{name}.py" for name in ("app", "openai_client", "front")),
+    "inference/terminal": ("inference/terminal/test_chat.py",),
     "training/checkpoint/directory": ("training/checkpoint/test_writer.py", "training/run/test_resume.py"),
     "training/checkpoint/snapshot": ("training/checkpoint/test_writer.py",),
     "training/checkpoint/writer": ("training/run/test_main.py",),
