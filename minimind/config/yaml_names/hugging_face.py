@@ -24,8 +24,8 @@ TABLE: dict[str, Meaning] = {
     "learning_rate": used("default by optimizer and size"),
     "lr_scheduler_type": used(
         "cosine and linear (to 0, unless `min_lr_ratio` is given), constant, constant_with_warmup, "
-        "warmup_stable_decay, cosine_with_min_lr, cosine_with_restarts (one cycle), polynomial (of power 1, to 1e-7); of "
-        "ours cooldown (constant, then linear to 0 over the last seven tenths); by default a cosine to a tenth"
+        "warmup_stable_decay, cosine_with_min_lr, cosine_with_restarts (one cycle), polynomial (of power 1, to 1e-7); "
+        "of ours cooldown (constant, then linear to 0 over the last seven tenths); by default a cosine to a tenth"
     ),
     "lr_scheduler_kwargs": other(
         "min_lr_rate and min_lr (polynomial: lr_end) become `min_lr_ratio`; other keys are refused unless they are "
