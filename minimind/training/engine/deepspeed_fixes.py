@@ -202,7 +202,8 @@ def release_gradients(optimizer: Any) -> None:
 
     def update_hp_grads(clear_lp_grads: bool = False) -> None:
         if flats[0].untyped_storage().nbytes():
-            return add(clear_lp_grads)
+            add(clear_lp_grads)
+            return
         for flat, size in zip(flats, sizes, strict=True):
             flat.untyped_storage().resize_(size)
             flat.zero_()  # its padding, too, is updated
