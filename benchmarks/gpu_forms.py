@@ -15,7 +15,7 @@ from benchmarks.workers import Job, Round
 from minimind.base.peaks import mfu, peak_flops
 
 SPEED_PROMISE, MEMORY_PROMISE = 1.8, 0.5  # fp16 against fp32
-TARGETS = {  # card -> (tokens/s, MFU) of "bf16": the first, then the next
+TARGETS: dict[str, list[tuple[float, float]]] = {  # card -> (tokens/s, MFU) of "bf16": the first, then the next
     "H200": [(1.5e6, 0.25), (2.4e6, 0.41)],
     "RTX 3090": [(161_000, 0.38)],  # halves MiniMind's two hours (docs/performance.md)
 }

@@ -118,10 +118,8 @@ def test_memory_equals_what_a_real_engine_holds(name: str, stage: int, monkeypat
     after = new_bytes(before)
     engine.close()
 
-    memory, count = estimate_memory(run, resolved), run.model.num_parameters()
-    whole_fp32_gradients = name in ("bf16", "lion")  # BF16_Optimizer keeps them
-    kept = memory.states + (4 * count if whole_fp32_gradients else 0)
-    assert after == pytest.approx(kept + memory.host, rel=0.01)
+    memory = estimate_memory(run, resolved)
+    assert after == pytest.approx(memory.states + memory.host, rel=0.01)
     if stage == 3:
         assert memory.states < backward + memory.optimizer <= memory.peak + memory.host + memory.optimizer
         return

@@ -61,6 +61,8 @@ PRIVATE: dict[str, tuple[str, ...] | None] = {
     f"{_ZERO_3}.checkpoint_event_epilogue": ("self",),
     f"{_ZERO_3}._reassign_or_swap_out_partitioned_parameters": None,
     f"{_BF16}.step": ("self", "closure"),
+    f"{_BF16}.clear_hp_grads": ("self",),
+    f"{_BF16}.update_hp_grads": ("self", "clear_lp_grads"),
     f"{_SCALER}.update_scale": ("self", "overflow"),
     f"{_SCALER}.__init__": (
         "self",
@@ -91,7 +93,14 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "round_robin_bit16_groups",
         "round_robin_bit16_padding",
     ),
-    "BF16_Optimizer": ("bf16_groups", "clip_grad"),
+    "BF16_Optimizer": (
+        "bf16_groups",
+        "clip_grad",
+        "fp32_groups_gradients",
+        "fp32_groups_gradients_flat",
+        "fp32_groups_has_gradients",
+        "immediate_grad_update",
+    ),
     "DeepSpeedZeroOptimizer_Stage3": (
         "averaged_gradients",
         "clip_grad",
@@ -173,6 +182,46 @@ def import_muon_uncompiled() -> None:
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     finally:
         compiler.compile = original
+
+
+def release_gradients(optimizer: Any) -> None:
+    """Give BF16_Optimizer's fp32 gradients memory from the end of a step's first backward pass to its update, and none
+    in between. DeepSpeed holds zeros there while the next forward pass reaches its peak: 4 bytes a parameter. The first
+    micro-batch's gradients are copied there at once instead of added to zeros one by one, which on a GPU is two kernels
+    each. The same gradients; where hooks add to them during the backward pass they stay as they are."""
+    if optimizer.immediate_grad_update:
+        return
+    flats = optimizer.fp32_groups_gradients_flat
+    sizes = [flat.untyped_storage().nbytes() for flat in flats]
+    add = optimizer.update_hp_grads
+
+    def clear_hp_grads() -> None:
+        optimizer.fp32_groups_has_gradients[:] = [[False] * len(group) for group in optimizer.bf16_groups]
+        for flat in flats:
+            flat.untyped_storage().resize_(0)  # its views see the same storage
+
+    def update_hp_grads(clear_lp_grads: bool = False) -> None:
+        if flats[0].untyped_storage().nbytes():
+            add(clear_lp_grads)
+            return
+        for flat, size in zip(flats, sizes, strict=True):
+            flat.untyped_storage().resize_(size)
+            flat.zero_()  # its padding, too, is updated
+        _copy_gradients(optimizer)
+
+    optimizer.clear_hp_grads, optimizer.update_hp_grads = clear_hp_grads, update_hp_grads
+    clear_hp_grads()
+
+
+@torch.no_grad()
+def _copy_gradients(optimizer: Any) -> None:
+    """Set BF16_Optimizer's fp32 gradients, which are zero, to the parameters' own."""
+    for index, group in enumerate(optimizer.bf16_groups):
+        pairs = zip(optimizer.fp32_groups_gradients[index], group, strict=True)
+        found = [(single, half.grad) for single, half in pairs if half.grad is not None]
+        if found:
+            torch._foreach_copy_([single for single, _ in found], [half.view_as(single) for single, half in found])
+        optimizer.fp32_groups_has_gradients[index] = [half.grad is not None for half in group]
 
 
 def _changed(names: list[str]) -> str:

@@ -10,6 +10,7 @@ What is corrected, each with a test in tests/training/engine/test_engine.py:
   (``_load_global_state``). Here the configuration wins and only the scaler's running state is taken.
 - DeepSpeed loads a checkpoint only into the layout that wrote it (ranks, wrapper, precision). Here another layout gets
   whole fp32 tensors (checkpoint/layouts.py).
+- BF16_Optimizer holds fp32 gradients, zeros, through each forward pass. Here they have memory when they are needed.
 - ``deepspeed_shm_comm`` is compiled at every CPU start (48 s) although gloo does the same work.
 - ZeRO-2 with offload and fp32 accumulation keeps the gradients of a skipped step (stage_1_and_2.py ``step`` drops
   ``averaged_gradients`` without offload only), so that one NaN skips every later step. Here they are dropped.
@@ -130,6 +131,8 @@ class Engine:
             dist_init_required=False,
         )
         deepspeed_fixes.check_wrapper(self.optimizer)
+        if hasattr(self.optimizer, "clear_hp_grads"):
+            deepspeed_fixes.release_gradients(self.optimizer)
         self.module: nn.Module = self.ds.module
         self.device: torch.device = self.ds.device
         self._pending_overflow: bool | None = None

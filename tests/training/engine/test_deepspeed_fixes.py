@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from minimind.base.errors import UserError
 from minimind.commands import doctor
+from minimind.config.deepspeed import resolve
 from minimind.training.engine import deepspeed_fixes
 from minimind.training.engine.deepspeed_fixes import (
     INSTALL,
@@ -22,6 +25,7 @@ from minimind.training.engine.deepspeed_fixes import (
     check_wrapper,
     version_problem,
 )
+from tests.support import CPU, DS_CONFIGS, random_rows, split, tiny_config, tiny_model
 
 ROOT = Path(__file__).parents[3]
 
@@ -128,3 +132,29 @@ def test_what_the_engine_replaces_is_listed() -> None:
     listed = {re.split(r"[.:]", name)[-1] for name in PRIVATE}
     listed |= {name for names in deepspeed_fixes.ATTRIBUTES.values() for name in names}
     assert replaced <= listed, replaced - listed
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_gradients_that_are_released_are_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four steps of two micro-batches, the second skipped for a NaN: the fp32 masters with and without, to the bit."""
+    from minimind.training.engine.engine import Engine
+    from minimind.training.engine.step import train_step
+
+    found: list[list[torch.Tensor]] = []
+    for release in (deepspeed_fixes.release_gradients, lambda optimizer: None):
+        monkeypatch.setattr(deepspeed_fixes, "release_gradients", release)
+        resolved = resolve(json.loads((DS_CONFIGS / "bf16.json").read_text()), tiny_config(), 1, CPU)
+        engine = Engine(tiny_model(), resolved, lambda step: 1.0)
+        for step in range(4):
+            weight = next(engine.module.parameters())
+            hook = weight.register_hook(lambda grad: grad * float("nan")) if step == 1 else None
+            result = train_step(engine, split(random_rows(4, seed=step), 2))
+            assert result.update.applied == (step != 1)
+            if hook is not None:
+                hook.remove()
+            held = sum(flat.untyped_storage().nbytes() for flat in engine.optimizer.fp32_groups_gradients_flat)
+            assert (held == 0) == (not found)
+        found.append([part.detach().clone() for part in engine.optimizer.fp32_groups_flat_partition])
+        engine.close()
+    for released, kept in zip(*found, strict=True):
+        assert torch.equal(released, kept)
