@@ -111,6 +111,7 @@ class Browser:
         page = Page(self, session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.command(f"{domain}.enable")
+        page.command("Emulation.setFocusEmulationEnabled", enabled=True)  # as a window in front
         page.look(width, height, dark, language, phone)
         try:
             yield page

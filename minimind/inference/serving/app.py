@@ -122,13 +122,13 @@ class Endpoints:
         self._check_model(body.model)
         sampling = body.sampling(CHAT_TOKENS)
         try:
-            prompt, dropped = self.fitting.chat(body.turns, sampling.max_new_tokens)
+            prompt, dropped = self.fitting.chat(body.turns, sampling.max_new_tokens, body.chat_template_kwargs)
         except UserError as error:  # what the model's chat template can't write
             raise ApiError(400, str(error), "messages") from None
         about = {"dropped_messages": dropped} if dropped else {}
         thinking = tokenizer.decode(prompt[-len(THINK) - 2 :], with_special=True).rstrip().endswith(THINK)
-        how = {"calls": bool(body.offered), "thinking": thinking}
-        reply = Reply(self.served.name, chat=True, tokenizer=tokenizer, about=about, **how)
+        calls = bool(body.offered)
+        reply = Reply(self.served.name, True, tokenizer, about=about, calls=calls, thinking=thinking)
         question = Question(prompt, sampling, tokenizer.stop_ids, body.stop, body.top)
         return Asked(body, reply, _choices(question, body.n), len(prompt))
 
@@ -170,12 +170,11 @@ class Endpoints:
 
     async def _told(self, told: Told, piece: Piece, more: dict[str, Any]) -> str | None:
         """The event of a piece, if there is one; an echoed prompt with its probabilities may be megabytes."""
-
         if len(piece.chosen) > FEW_TOKENS:
             chunk = await self._aside(lambda: told.chunk(piece, **more))
             return f"data: {await self._aside(lambda: ''.join(spelled(chunk)))}\n\n"
         chunk = told.chunk(piece, **more)
-        return chunk and _event(chunk)
+        return None if chunk is None else _event(chunk)
 
     async def _events(self, asked: Asked) -> AsyncIterator[str]:
         """Server-sent events: chunks, the token counts if asked for, ``[DONE]``."""

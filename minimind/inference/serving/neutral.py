@@ -58,7 +58,7 @@ UNLESS: Mapping[str, Sequence[Any]] = {  # but where a request has a field for i
 WHY: Mapping[str, str] = {
     "tools": "only chats have tools",
     "functions": "say tools instead",
-    "reasoning_effort": "no chat template here is told of it",
+    "reasoning_effort": "chat_template_kwargs are told to the model's chat template",
 }
 # Of a message: what a client sends back of an answer that it got, and names that the template has no place for.
 MESSAGE_NEVER = frozenset({"name", "refusal", "tool_call_id"})

@@ -77,7 +77,8 @@ class Reply:
         if not self.chat:
             return {"index": index, "logprobs": logprobs, "finish_reason": answer.finish, "text": answer.text}
         part = self.hearing().push(answer.text, last=True)
-        message: dict[str, Any] = {"role": "assistant", "content": part.content or (None if part.calls else ""), "refusal": None}
+        content = part.content or (None if part.calls else "")  # as OpenAI: null beside calls
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if part.reasoning:
             message["reasoning_content"] = part.reasoning
         if part.calls:

@@ -70,6 +70,9 @@ def _system(role: Any) -> Any:
     return "system" if role == "developer" else role
 
 
+Word = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,40}$")]  # the template writes it: it may spell no special token
+
+
 class ChatMessage(Strict):
     """One turn of a chat. ``reasoning_content`` and ``tool_calls``: of an answer, as it was told."""
 
@@ -172,6 +175,7 @@ class ChatRequest(Request):
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] = []
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[Text, bool | int | float | Word] = {}  # as vLLM has it
 
     @model_validator(mode="after")
     def _with_logprobs(self) -> ChatRequest:

@@ -68,7 +68,7 @@ class _Tool(Strict):
 
     @property
     def as_given(self) -> dict[str, Any]:
-        return self.model_dump(exclude_unset=True, exclude={"function": {"strict"}})
+        return self.model_dump(exclude_unset=True)
 
 
 ToolCall = Annotated[_Call, BeforeValidator(_without_nulls)]

@@ -143,12 +143,22 @@ def test_without_tools_a_call_is_text(
         assert reply.choices[0].message.tool_calls is None
 
 
-def test_a_prompt_that_opens_the_reasoning(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TEMPLATES, "open", TEMPLATES["thinking"].replace("<think>\\n\\n</think>\\n\\n' }}", "<think>\\n' }}"))
+def test_a_template_that_opens_the_reasoning_when_it_is_told_to(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = "<think>\\n\\n</think>\\n\\n"
+    switch = "' ~ ('<think>\\n' if open_thinking is defined and open_thinking else '" + shut + "') ~ '"
+    monkeypatch.setitem(TEMPLATES, "open", TEMPLATES["thinking"].replace(shut, switch))
     served = Served("open", tmp_path, tokenizer)
-    Speech.put(monkeypatch, served.tokenizer, "so it is\n</think>\n\nhello")
-    message = served.ask().choices[0].message
-    assert (message.reasoning_content, message.content) == ("so it is", "hello")
+    speech = Speech.put(monkeypatch, served.tokenizer, "so it is\n</think>\n\nhello")
+    opened = served.ask(extra_body={"chat_template_kwargs": {"open_thinking": True}}).choices[0].message
+    assert (opened.reasoning_content, opened.content) == ("so it is", "hello")
+    closed = served.ask().choices[0].message
+    assert closed.content == "so it is\n</think>\n\nhello"
+    assert [served.tokenizer.decode(each.prompt)[-10:] for each in speech.asked] == ["t\n<think>\n", "</think>\n\n"]
+    for name in ("enable_thinking", "messages", "open", "bos_token"):
+        with pytest.raises(openai.BadRequestError, match=f"reads no '{name}'"):
+            served.ask(extra_body={"chat_template_kwargs": {name: True}})
     served.running.close()
 
 
