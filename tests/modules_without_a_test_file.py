@@ -57,6 +57,7 @@ COVERED_BY = {
     ),
     "training/process/heart/test_listener.py": "training/process/heart/beats training/process/heart/caller",
     "training/process/heart/test_roll.py": "training/process/attention training/process/heart/loss",
+    "training/process/test_world.py": "training/process/starter/variables",
     "training/process/test_signals.py": "training/process/orphans training/process/start",
     "training/process/test_watchdog.py": "config/watchdog training/process/hang",
     "training/record/test_metrics.py": "training/record/console",

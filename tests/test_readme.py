@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import re
 import shlex
 from argparse import Namespace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,13 @@ ROOT = Path(__file__).parents[1]
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 COMPARISONS = [ROOT / "docs" / "comparison.md", ROOT / "docs" / "comparison.zh.md"]
 AT_THE_ROOT = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+BESIDE_CODE = [ROOT / "ds_configs" / "README.md", ROOT / "tests" / "attacks" / "README.md"]
 PAGES = [*READMES, *AT_THE_ROOT, *sorted((ROOT / "docs").glob("*.md"))]
+TO_TYPE = [page for page in [*PAGES, *BESIDE_CODE] if page.name not in ("LOG.md", "CHANGELOG.md")]  # not: history
 LONGEST = 200  # characters of a line of prose
 CONFIGS = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ds_configs").glob("*.json")}
 TRANSCRIPT = re.compile(r"<!-- transcript:begin -->\n(.*?)\n<!-- transcript:end -->", re.DOTALL)
+INDENTED = re.compile(r"(?<=\n\n)((?:    .*\n)+)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
@@ -38,7 +43,12 @@ def prose(page: Path) -> str:
 def shell_lines(page: Path) -> list[str]:
     """The lines of the page's `sh` blocks, comments and line continuations taken out."""
     blocks = [body for language, body in FENCE.findall(prose(page)) if language == "sh"]
-    lines = [re.sub(r"\s+#.*", "", line) for body in blocks for line in body.replace("\\\n", " ").splitlines()]
+    return code_lines(blocks)
+
+
+def code_lines(blocks: list[str]) -> list[str]:
+    """Without comments, line continuations joined."""
+    lines = [re.sub(r"(^|\s+)#.*", "", line) for body in blocks for line in body.replace("\\\n", " ").splitlines()]
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -47,10 +57,25 @@ def spans(page: Path) -> list[str]:
     return SPAN.findall(FENCE.sub("", prose(page)))
 
 
+def written(page: Path) -> list[list[str]]:
+    """Every line of code of the page as words: `sh` blocks, indented blocks, spans."""
+    indented = code_lines(INDENTED.findall(FENCE.sub("", prose(page))))
+    found = []
+    for line in [*shell_lines(page), *indented, *spans(page)]:
+        with contextlib.suppress(ValueError):  # a span that is no command: an apostrophe, half a quotation
+            found.append(shlex.split(line))
+    return found
+
+
 def commands(page: Path, name: str) -> list[list[str]]:
-    """Every command line of the page that starts with ``name`` and has arguments, as words."""
-    written = [*shell_lines(page), *spans(page)]
-    return [shlex.split(line) for line in written if line.startswith(f"{name} ")]
+    """Every command of the page that starts with ``name`` and has arguments, as words; variables may stand before it,
+    and a container's command begins at the last ``name``."""
+    found = []
+    for words in written(page):
+        at = len(words) - 1 - words[::-1].index(name) if name in words else 0
+        if words[:2] == ["docker", "run"] or all(re.match(r"\$$|[A-Z_]+=", word) for word in words[:at]):
+            found.append(words[at:])
+    return [words for words in found if words[0] == name and len(words) > 1]
 
 
 def launched(page: Path) -> list[list[str]]:
@@ -58,7 +83,8 @@ def launched(page: Path) -> list[list[str]]:
     ours = [words[2:] for words in commands(page, "minimind") if words[1] == "launch" and words[-1].strip(".")]
     ours = [words for words in ours if any(word.endswith(".py") for word in words)]
     ours = [words[2:] if words[0] == "--restarts" else words for words in ours]
-    return [*commands(page, "deepspeed"), *(["deepspeed", *words] for words in ours)]
+    theirs = [words for words in commands(page, "deepspeed") if words[-1].strip(".")]  # "..." ends what stands for more
+    return [*theirs, *(["deepspeed", *words] for words in ours)]
 
 
 def parsed_launch(words: list[str]) -> Namespace:
@@ -68,16 +94,21 @@ def parsed_launch(words: list[str]) -> Namespace:
     launcher = parse_args(words[1:])
     script = Path(launcher.user_script)
     assert (ROOT / script).is_file() and script.parent == Path("launch"), words
+    return parse_script(script, launcher.user_args)
+
+
+def parse_script(script: Path, words: list[str]) -> Namespace:
+    """The options of a launch script; SystemExit for what it does not know."""
     if script.stem == "lr_sweep":
         from minimind.training.sweep import options as lr_options
 
-        return lr_options.parse(launcher.user_args)
+        return lr_options.parse(words)
     kind: Any = script.stem
-    return parse(kind, launcher.user_args)
+    return parse(kind, words)
 
 
 @pytest.mark.slow  # the launcher's parser comes with the whole of deepspeed
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TO_TYPE, ids=lambda page: page.name)
 def test_launch_lines_parse(page: Path) -> None:
     for words in launched(page):
         options = parsed_launch(words)
@@ -87,7 +118,7 @@ def test_launch_lines_parse(page: Path) -> None:
             assert (ROOT / options.deepspeed_config).is_file(), words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TO_TYPE, ids=lambda page: page.name)
 def test_minimind_lines_parse(page: Path) -> None:
     group: Any = typer.main.get_command(app)
     own = {name for option in group.params for name in option.opts}
@@ -95,7 +126,35 @@ def test_minimind_lines_parse(page: Path) -> None:
         if words[1] in own:
             continue
         assert words[1] in group.commands, words
-        group.commands[words[1]].make_context(words[1], words[2:])  # raises for what it does not know
+        if words[2:]:  # else its name alone, in prose
+            group.commands[words[1]].make_context(words[1], words[2:])  # raises for what it does not know
+
+
+def shared_by(folder: Path) -> list[str]:
+    """Modules that other scripts of the folder import."""
+    return [path.read_text(encoding="utf-8") for path in folder.glob("*.py") if "__main__" not in path.read_text()]
+
+
+@pytest.mark.parametrize("page", TO_TYPE, ids=lambda page: page.name)
+def test_what_a_line_starts_or_names_is_there(page: Path) -> None:
+    """Other starters' lines, benchmarks and tools with their options, make's targets, configs."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for words in written(page):
+        scripts = [at for at, word in enumerate(words) if re.fullmatch(r"(launch|benchmarks|tools)/\w+\.py", word)]
+        for at in scripts:
+            folder, options = (ROOT / words[at]).parent, list(takewhile(lambda word: word != ";", words[at + 1 :]))
+            options = [word for word in options if word != "..."]
+            assert (ROOT / words[at]).is_file(), words
+            if folder.name == "launch":
+                parse_script(Path(words[at]), options)
+            else:  # an option is the script's own or of the module that all of the folder share
+                sources = [(ROOT / words[at]).read_text(encoding="utf-8"), *shared_by(folder)]
+                names = [word for word in options if word.startswith("--")]
+                assert [name for name in names if not any(f'"{name}"' in text for text in sources)] == [], words
+        if words[0] == "make" and len(words) == 2 and re.fullmatch(r"[a-z-]+", words[1]):
+            assert f"\n{words[1]}:" in makefile, words
+    for name in re.findall(r"(?<![\w/.-])(?:ds_configs|configs)/[a-z][\w-]+\.(?:json|yaml)", prose(page)):
+        assert (ROOT / name).is_file(), name
 
 
 def test_the_readmes_have_commands_to_check() -> None:
@@ -169,19 +228,20 @@ def test_exactly_the_shipped_configs_are_named(page: Path) -> None:
     assert set(re.findall(r"ds_configs/\w+\.json", prose(page))) == CONFIGS
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """Those of the page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *BESIDE_CODE], ids=lambda page: f"{page.parent.name}-{page.name}")
 def test_relative_links_resolve(page: Path) -> None:
-    text = prose(page)
-    anchors = {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    }
-    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text)):
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", prose(page))):
         path, _, anchor = target.partition("#")
         if "://" in target:
             continue
-        assert not path or (page.parent / path).exists(), target
-        assert path or anchor in anchors, target
+        assert (page.parent / path).exists(), target
+        assert not anchor or anchor in anchors(page.parent / path if path else page), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

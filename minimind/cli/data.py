@@ -15,7 +15,9 @@ from minimind.data.records.options import ReadingOptions
 
 
 @app.command("demo-data")
-def demo_data(directory: Path, seed: Seed = 0) -> None:
+def demo_data(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="made if it is not there")], seed: Seed = 0
+) -> None:
     """Write the built-in corpus: pretrain.jsonl, sft.jsonl, eval.jsonl, sft_eval.jsonl, floor.json."""
     from minimind.corpus.corpus import write_demo
 

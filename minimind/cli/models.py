@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,29 +12,16 @@ from minimind.base.defaults import (
     CHAT_TOKENS,
     CHAT_TOP_P,
     ROW_LENGTH,
-    TEXT_TEMPERATURE,
-    TEXT_TOKENS,
-    TEXT_TOP_P,
     Context,
     GgufDtype,
     Kind,
 )
 from minimind.base.display import say
 from minimind.base.errors import UserError
-from minimind.cli.options import (
-    AsJson,
-    Model,
-    ModelTokenizer,
-    NewTokens,
-    RowLength,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-    reads_files,
-)
+from minimind.cli.options import AsJson, Model, ModelTokenizer, RowLength, reads_files, samples_tokens
 from minimind.cli.root import app, show_json, show_table
 from minimind.data.records.options import ReadingOptions
+from minimind.inference.sampling import Sampling
 
 
 @app.command()
@@ -45,6 +32,8 @@ def evaluate(
     task: Annotated[
         list[Path], typer.Option(metavar="FILE", help="multiple choice: C-Eval, CMMLU, ARC, HellaSwag or own JSONL")
     ] = [],  # noqa: B006 (typer copies it)
+    shots: Annotated[int, typer.Option(min=0, help="of --task: answered examples before each question")] = 0,
+    examples: Annotated[list[Path], typer.Option(metavar="FILE", help="of --shots: where those come from")] = [],  # noqa: B006
     items: Annotated[Path | None, typer.Option(metavar="FILE", help="of --task: each question's numbers")] = None,
     kind: Annotated[Kind | None, typer.Option(help="default: by the first record")] = None,
     max_seq_length: RowLength = ROW_LENGTH,
@@ -55,10 +44,17 @@ def evaluate(
     tokenizer: ModelTokenizer = None,
 ) -> None:
     """Held-out loss, perplexity and bits per byte; or multiple choice (docs/evaluation.md)."""
-    if bool(file) == bool(task) or (items and not task):
+    if bool(file) == bool(task) or ((items or shots or examples) and not task):
         raise UserError("give --file FILE for held-out loss, or --task FILE for multiple choice (--items is for that)")
+    if bool(shots) != bool(examples):
+        raise UserError("--shots N and --examples FILE go together: how many examples, and out of which file")
     if task:
-        _evaluate_tasks(model, task, reading, tokenizer, items=items, as_json=as_json)
+        from minimind.commands.choices import evaluate_tasks
+
+        scores = evaluate_tasks(
+            model, task, reading=reading, tokenizer_path=tokenizer, items=items, shots=shots, examples=examples
+        )
+        _show_scores(scores, as_json)
         return
     from minimind.commands.models import evaluate_file
 
@@ -66,13 +62,9 @@ def evaluate(
     show_json(result) if as_json else show_table(result)
 
 
-def _evaluate_tasks(
-    model: Path, files: list[Path], reading: ReadingOptions, tokenizer: Path | None, items: Path | None, as_json: bool
-) -> None:
-    from minimind.commands.choices import evaluate_tasks
+def _show_scores(result: dict[str, Any], as_json: bool) -> None:
     from minimind.inference.choices.scores import table
 
-    result = evaluate_tasks(model, files, reading=reading, tokenizer_path=tokenizer, items=items)
     if as_json:
         show_json(result)
         return
@@ -83,6 +75,7 @@ def _evaluate_tasks(
 
 
 @app.command()
+@samples_tokens(Sampling())
 def generate(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="text to go on from, printed as it is made")] = None,
@@ -91,19 +84,14 @@ def generate(
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="of --prompts: their answers")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="--prompts are questions, not texts to go on from")] = False,
-    max_new_tokens: NewTokens = TEXT_TOKENS,
-    temperature: Temperature = TEXT_TEMPERATURE,
-    top_p: TopP = TEXT_TOP_P,
-    top_k: TopK = 0,
-    seed: Seed = 0,
+    *,
+    sampling: Sampling,
     tokenizer: ModelTokenizer = None,
 ) -> None:
     """Go on from a text, or from each of a file (docs/chat.md)."""
-    from minimind.inference.sampling import Sampling
     from minimind.inference.terminal.files import answer_file
     from minimind.inference.terminal.text import continue_text
 
-    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
     if prompts is not None and output is not None and prompt is None:
         count = answer_file(model, prompts, output, sampling, chat=chat, tokenizer_path=tokenizer)
         say(f"{count:,} answers -> {output}")
@@ -114,22 +102,18 @@ def generate(
 
 
 @app.command()
+@samples_tokens(Sampling(CHAT_TOKENS, CHAT_TEMPERATURE, CHAT_TOP_P))
 def chat(
     model: Model,
     prompt: Annotated[str | None, typer.Option(help="one question: print its answer, and nothing else")] = None,
     system: Annotated[str | None, typer.Option(help="system message")] = None,
-    max_new_tokens: NewTokens = CHAT_TOKENS,
-    temperature: Temperature = CHAT_TEMPERATURE,
-    top_p: TopP = CHAT_TOP_P,
-    top_k: TopK = 0,
-    seed: Seed = 0,
+    *,
+    sampling: Sampling,
     tokenizer: ModelTokenizer = None,
 ) -> None:
     """Talk with a model: /help lists what else can be typed, Ctrl-D ends, Ctrl-C stops an answer (docs/chat.md)."""
-    from minimind.inference.sampling import Sampling
     from minimind.inference.terminal.chat import ask_once, chat_loop
 
-    sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
     if prompt is not None:
         ask_once(model, system, prompt, sampling, tokenizer_path=tokenizer)
     else:

@@ -30,9 +30,12 @@ def evaluate_tasks(
     reading: ReadingOptions = BY_CONTENT,
     tokenizer_path: Path | None = None,
     items: Path | None = None,
+    shots: int = 0,
+    examples: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Scores of the model at ``path``: those of all questions, and under ``subjects`` of each. ``cut``: questions whose
-    context had to lose its beginning. ``items``: a JSON Lines file to write each question's numbers to.
+    context had to lose its beginning. ``items``: a JSON Lines file to write each question's numbers to. ``shots``: so
+    many answered questions out of ``examples`` stand before each.
 
     Raises UserError for a missing model, for bad rows with file:line (with ``skip_bad``: too many), and for options of
     texts.
@@ -40,11 +43,14 @@ def evaluate_tasks(
     import torch
 
     from minimind.inference.choices.scores import by_subject, score
+    from minimind.inference.choices.shots import with_examples
     from minimind.inference.loading import load_model
 
     if words := reading.words(tuple(name for name in READING if name != "encoding")):
         raise UserError(f"{words[0]} is for --file: a task's format is told by its fields (docs/evaluation.md)")
     questions = read_questions(files, reading)
+    if shots:
+        questions = with_examples(questions, read_questions(examples, reading), shots)
     model, tokenizer = load_model(path, "cuda" if torch.cuda.is_available() else "cpu", tokenizer=tokenizer_path)
     answers, cut = _answers(model, tokenizer, questions)
     if items is not None:

@@ -276,11 +276,13 @@ def run_doctor(
     bad = sum(check.status == "bad" for check in checks)
     show(f"{bad} problem{'s' if bad != 1 else ''}" if bad else "ready")
     if not bad:
-        show(f"next: {next_line(hardware, deepspeed_config, config)}")
+        show(f"next: {next_line(hardware, deepspeed_config, config, hostfile)}")
     return 1 if bad else 0
 
 
-def next_line(hardware: Hardware, deepspeed_config: Path | None = None, config: Path | None = None) -> str:
+def next_line(
+    hardware: Hardware, deepspeed_config: Path | None = None, config: Path | None = None, hostfile: Path | None = None
+) -> str:
     """The whole line to type next: these configs, or what suits this machine, on the built-in corpus. A CPU gets the
     tiny model, for the default one takes hours there."""
     json = deepspeed_config or (None if config else choose_config(hardware)[0])
@@ -289,4 +291,5 @@ def next_line(hardware: Hardware, deepspeed_config: Path | None = None, config: 
     kind = kind_by_name(str(json or config))
     small = ["--set", "model=tiny"] if hardware.device_type == "cpu" and kind == "pretrain" and not config else []
     output = ["--model", "runs/first", "--output-dir", "runs/sft"] if kind == "sft" else ["--output-dir", "runs/first"]
-    return typed("minimind", "launch", from_here(Path("launch") / f"{kind}.py"), *words, *small, *output)
+    hosts = ["--hostfile", hostfile] if hostfile else []
+    return typed("minimind", "launch", *hosts, from_here(Path("launch") / f"{kind}.py"), *words, *small, *output)

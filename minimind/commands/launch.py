@@ -30,6 +30,7 @@ from minimind.commands.launcher.restarts import may_restart, taken_from
 from minimind.commands.launcher.words import prepared
 from minimind.training.process.orphans import PR_SET_PDEATHSIG, children, prctl, started_with
 from minimind.training.process.signals import HANDLED, take_over, tell
+from minimind.training.process.starter.typed_line import hand_on
 
 PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 ALIVE = "-oServerAliveInterval=15 -oServerAliveCountMax=3"  # ssh's own options
@@ -46,6 +47,7 @@ def launch(words: Sequence[str]) -> int:
     if sys.platform != "linux":
         raise UserError("`minimind launch` needs Linux; start with `deepspeed` itself")
     restarts, first = taken_from(words)
+    hand_on(words, os.environ)
     if not restarts:
         return launch_once(first.words)[0]
     run_dir, next_one = first.run_dir, first

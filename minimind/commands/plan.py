@@ -33,7 +33,7 @@ from minimind.config.deepspeed.source import chosen_source
 from minimind.config.memory import RESERVE, Memory, estimate_memory, largest_micro_batch
 from minimind.config.run import RunConfig, load_run_config
 
-TABLE_SECONDS = 8.0  # for measuring this machine, of about ten with what is around it
+TABLE_SECONDS = 5.0  # for measuring this machine, of about ten with what is around it
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -165,7 +165,7 @@ def run_plan(
     wanted: Table = Table(),
 ) -> int:
     """Print the plan of a run, and the table of cards. Returns 0 if it fits, 1 if not. UserError for a wrong config."""
-    from minimind.training.engine.measure import measure_state_bytes, measure_tokens_per_second
+    from minimind.training.engine.measure import measure_state_bytes, measure_update_seconds
 
     run = load_run_config(config, overrides)
     here = detect()
@@ -175,7 +175,9 @@ def run_plan(
     resolved = resolve(source, run, num_gpus, hardware, run.emulate_fp16, strict=strict)
     state_bytes = measure_state_bytes(resolved.optimizer, run.model)
     memory = estimate_memory(run, resolved, state_bytes=state_bytes, hardware=hardware)
-    speed = measure_tokens_per_second(run, resolved, here) if device_memory is None and num_gpus == 1 else None
+    question = _question(run, resolved, wanted)
+    measured = {} if device_memory else _measure(question, resolved, here, every=wanted.measure)
+    own = measured.get(resolved.precision) if num_gpus == 1 else None
     count = run.model.num_parameters()
     lines = [
         ("model", f"{count:,} parameters"),
@@ -183,36 +185,31 @@ def run_plan(
         ("batch", resolved.explain_batch(run.max_seq_length)),
         *_memory_lines(memory, resolved, state_bytes, count),
         ("offload", offload_line(run, resolved, state_bytes, hardware.device_type == "cpu")),
-        *_time_lines(run, resolved, speed),
+        *_time_lines(run, resolved, own and own.tokens_per_second),
     ]
     for finding in resolved.findings:
         lines.append((finding.code, f"{finding.message}: {finding.advice}"))
     fits, verdict = _verdict(run, resolved, memory, hardware, state_bytes)
     for label, text in [*lines, ("verdict", verdict)]:
         say(f"{label:<18}{text}")
-    measured = {} if speed is None else {resolved.precision: Measured(speed)}
-    for line in _table(run, resolved, wanted, None if device_memory else here, measured):
+    for line in card_table(question, None if device_memory else here, measured):
         say(line)
+    if wanted.measure:
+        say(update_line(question, measure_update_seconds(run.model)))
     return 0 if fits else 1
 
 
-def _table(
-    run: RunConfig, resolved: Resolved, wanted: Table, here: Hardware | None, measured: dict[str, Measured]
-) -> list[str]:
-    """The table of cards, and with ``wanted.measure`` what this machine measures for it in some ten seconds."""
+def _question(run: RunConfig, resolved: Resolved, wanted: Table) -> Question:
+    """What the table of cards is asked."""
     import torch
 
     from minimind.model.transformer import Transformer
-    from minimind.training.engine.measure import count_launches, measure_update_seconds
+    from minimind.training.engine.measure import count_launches
 
     tokens = wanted.tokens or _tokens(run, resolved)
     with torch.device("meta"):
         flops = Transformer(run.model, seed=None).flops_per_token(run.max_seq_length)
-    question = Question(run, resolved.world_size, tokens, flops, count_launches(run.model), mfu=wanted.mfu)
-    if here is not None and wanted.measure:
-        measured = _measure(question, here)
-    lines = card_table(question, here, measured)
-    return [*lines, update_line(question, measure_update_seconds(run.model))] if wanted.measure else lines
+    return Question(run, resolved.world_size, tokens, flops, count_launches(run.model), mfu=wanted.mfu)
 
 
 def _tokens(run: RunConfig, resolved: Resolved) -> float | None:
@@ -222,19 +219,19 @@ def _tokens(run: RunConfig, resolved: Resolved) -> float | None:
     return total * resolved.train_batch_size * run.max_seq_length if total else None
 
 
-def _measure(question: Question, here: Hardware) -> dict[str, Measured]:
-    """This machine's speed in each precision that it has, with the rows that suit it."""
-    from minimind.training.engine.measure import best_rows
+def _measure(question: Question, resolved: Resolved, here: Hardware, every: bool) -> dict[str, Measured]:
+    """This machine's speed: in the run's precision, or in ``every`` one that it has, with the rows that suit it."""
+    from minimind.training.engine.measure import best_rows, measure_tokens_per_second
 
-    precisions = [name for name in PRECISIONS if name == "fp32" or here.bf16]
+    precisions = [name for name in PRECISIONS if name == "fp32" or here.bf16] if every else []
     found = {}
     for name in precisions:
-        resolved = shipped_form(question, name, here)
-        most = fitting_rows(question, name, here)
-        if resolved is not None and most:
-            seconds = TABLE_SECONDS / len(precisions)
-            rows, speed = best_rows(question.run, resolved, here, budget=seconds, most=most)
+        form, most = shipped_form(question, name, here), fitting_rows(question, name, here)
+        if form is not None and most:
+            rows, speed = best_rows(question.run, form, here, budget=TABLE_SECONDS / len(precisions), most=most)
             found[name] = Measured(speed, rows)
+    if resolved.precision not in found and question.ranks == 1:
+        found[resolved.precision] = Measured(measure_tokens_per_second(question.run, resolved, here))
     return found
 
 

@@ -100,6 +100,7 @@ class RunSummary:
     unread: str | None = None  # fields of the training records that say something and were not read
     resume_command: str | None = None  # the command that goes on with this run
     tune_command: str | None = None  # the command that fine-tunes its model
+    command_remark: str = ""  # how the two are to be typed, where it is not just so
     eval_steps: int | None = None
     evaluation_cost: float = 0.0  # one evaluation, in optimizer steps
     samples: str | None = None  # how many prompts are answered, and when

@@ -194,3 +194,19 @@ def test_on_a_plain_cpu_every_shipped_json_is_answered_with_one_of_its_purpose(p
 
 def test_a_line_is_quoted() -> None:
     assert shlex.split(typed("minimind", "chat", Path("a b/it's"))) == ["minimind", "chat", "a b/it's"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--train_fil", "a"], "unrecognized arguments: --train_fil a; --train_fil: did you mean --train-file?"),
+        (["--learning_rate", "1"], "unrecognized arguments: --learning_rate 1; --learning_rate is a setting: --set"),
+        (["--max-steps", "ten"], "argument --max-steps: invalid int value: 'ten'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        arguments.parse("pretrain", words)
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2 and errors.startswith(f"error: {message}")
+    assert errors.endswith(" (launch/pretrain.py --help)\n") and errors.count("\n") == 1

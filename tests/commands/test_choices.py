@@ -110,3 +110,13 @@ def test_a_choice_beyond_the_models_positions_is_named(
     code, _, err = evaluate(capsys, tmp_path / "model", "--task", long)
     assert code == 2
     assert "long.jsonl:1: a choice has" in err
+
+
+def test_examples_stand_before_the_questions(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, more = written(tmp_path / "own.jsonl", ROWS[:4]), written(tmp_path / "own_dev.jsonl", ROWS[4:])
+    plain = json.loads(evaluate(capsys, model, "--task", task, "--json")[1])
+    code, out, _ = evaluate(capsys, model, "--task", task, "--json", "--shots", "2", "--examples", more)
+    assert code == 0 and json.loads(out)["questions"] == plain["questions"] == 4
+    for words in (["--shots", "2"], ["--examples", more]):
+        code, _, errors = evaluate(capsys, model, "--task", task, *words)
+        assert code == 2 and "--shots N and --examples FILE go together" in errors

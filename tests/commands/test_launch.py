@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,6 +77,12 @@ def assert_one_complete_checkpoint(out: Path) -> None:
     assert checkpoint.step == steps(out)[-1]
 
 
+def line_to_go_on(output: str) -> str:
+    """What the end of a run shows to be typed."""
+    (line,) = [line for line in output.splitlines() if line.strip().startswith("go on ")]
+    return line.strip().removeprefix("go on ").strip()
+
+
 def pairs() -> list[Any]:
     every = [(victim, name) for victim in VICTIMS for name in STOPS]
     return [pytest.param(*pair, marks=pytest.mark.slow if pair in IN_SUITE else pytest.mark.soak) for pair in every]
@@ -93,6 +100,28 @@ def test_a_stop_of_any_process_ends_all_with_a_checkpoint_and_0(
     assert process.returncode == 0, output
     assert "Traceback" not in output
     assert_one_complete_checkpoint(tmp_path)
+    assert line_to_go_on(output) == shlex.join([*map(str, process.args), "--resume"])  # type: ignore[arg-type]
+
+
+@pytest.mark.soak
+def test_the_line_at_the_end_goes_on_when_it_is_typed(files: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "my run's"
+    process = start(arguments("bf16.json", files, run, *LONG))
+    for _ in range(2):
+        before = len(steps(run)) if (run / "latest").exists() else 0
+        wait_for_steps(process, run, before + 2)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, output
+        line, environment = line_to_go_on(output), {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        pipe, out = subprocess.PIPE, subprocess.STDOUT
+        shell = ["bash", "-c", f"exec {line}"]
+        process = subprocess.Popen(shell, cwd=ROOT, env=environment, stdout=pipe, stderr=out, text=True)
+    wait_for_steps(process, run, len(steps(run)) + 2)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0 and line_to_go_on(output) == line
+    assert steps(run) == list(range(1, len(steps(run)) + 1))
 
 
 @pytest.mark.slow

@@ -96,7 +96,11 @@ class Fleet:
         )
 
     def start(
-        self, words: Sequence[str], hosts: Sequence[int] = (0, 1), only: Mapping[int, Mapping[str, str]] = {}
+        self,
+        words: Sequence[str],
+        hosts: Sequence[int] = (0, 1),
+        only: Mapping[int, Mapping[str, str]] = {},
+        script: str = "pretrain",
     ) -> list[Rank]:
         """One rank on each of ``hosts`` of a run over two. ``only``: variables of one of them."""
         self._runs += 1
@@ -109,7 +113,8 @@ class Fleet:
             variables = {name: str(value) for name, value in joined.items()} | dict(only.get(number, {}))
             server = self.servers[number]
             assert server.stdin
-            server.stdin.write(json.dumps({"words": list(words), "log": str(log), "variables": variables}) + "\n")
+            order = {"words": list(words), "log": str(log), "variables": variables, "script": script}
+            server.stdin.write(json.dumps(order) + "\n")
             server.stdin.flush()
             ranks.append(Rank(server, log))
         return ranks
@@ -158,7 +163,7 @@ def _fork(order: dict[str, Any]) -> int:
 
 
 def _run(order: dict[str, Any]) -> None:
-    """As ``launch/pretrain.py`` would, with output to the log."""
+    """As the launch script would, with output to the log."""
     from minimind.training.process.start import start
 
     file = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -166,8 +171,22 @@ def _run(order: dict[str, Any]) -> None:
     os.dup2(file, 2)
     os.environ.update(order["variables"])
     spoil_disk(os.environ.get("MINIMIND_TEST_DISK", ""))
-    sys.argv = ["launch/pretrain.py", *order["words"]]
-    start("minimind.training.run.main", "pretrain")
+    if os.environ.get("MINIMIND_TEST_LOST"):
+        lose_when_connecting()
+    sys.argv = [f"launch/{order['script']}.py", *order["words"]]
+    if order["script"] == "lr_sweep":
+        start("minimind.training.sweep.sweep")
+    start("minimind.training.run.main", order["script"])
+
+
+def lose_when_connecting() -> None:
+    """This rank is killed when the hosts have met and torch is about to connect them."""
+    from minimind.training.run import task
+
+    def killed(emulate_fp16: bool) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    task.start_processes = killed
 
 
 def spoil_disk(how: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from minimind.training.process.starter.typed_line import UNKNOWN
 from tests.faults.comparison import CURVE, assert_same_state, records, state
 from tests.faults.test_faults import MODEL
 from tests.hosts.bed import Bed, Missing
@@ -43,13 +44,18 @@ def words(files: dict[str, Path], run: Path, *more: str) -> list[str]:
     return [*given, *(word for setting in SETTINGS for word in ("--set", setting)), *more]
 
 
-def check_sentence(rank: Rank, run: Path, start: str) -> None:
-    """One line: who is lost, the last complete checkpoint, and the command to go on."""
+def check_sentence(rank: Rank, run: Path, start: str, certain: bool = True) -> None:
+    """One line: who is lost, the last complete checkpoint, and the command to go on. Who is cut off from the first host
+    is not ``certain``: it may not have been told of the last one."""
     what, _, rest = rank.error.partition("; ")
     assert what.startswith(f"error: {start}"), rank.error
-    saved, _, command = rest.partition("; go on with: ")
+    saved, _, command = rest.partition(f"; go on ({UNKNOWN}) with: ")
     latest = (run / "latest").read_text().strip()
-    assert saved == f"the last complete checkpoint is {run / latest}"
+    if certain:
+        assert saved == f"the last complete checkpoint is {run / latest}", rank.error
+    else:
+        known = f"the last complete checkpoint known here is {run / 'checkpoints'}/step-"
+        assert saved.startswith(known) and saved <= f"the last complete checkpoint known here is {run / latest}"
     assert command.startswith("deepspeed ") and command.endswith(" --resume") and f"--output-dir {run} " in command
     assert "Traceback" not in rank.text, rank.text
 
@@ -67,14 +73,13 @@ def test_a_killed_rank_ends_the_other_host(fleet: Fleet, files: dict[str, Path],
 def test_a_cut_link_ends_both_hosts(fleet: Fleet, files: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     first, second = ranks = fleet.start(words(files, run, *LONG))
-    wait_for_steps(run, ranks)
+    wait_for_steps(run, ranks, 6)  # so that the second host knows of a checkpoint: a save waits for the one before
     fleet.bed.cut()
     assert (first.wait(), second.wait()) == (1, 1), [rank.text for rank in ranks]
     check_sentence(first, run, "rank 1 on node2 has not been heard for ")
-    check_sentence(second, run, "rank 0 on node1 has not been heard for ")
+    check_sentence(second, run, "rank 0 on node1 has not been heard for ", certain=False)
 
 
-@pytest.mark.soak  # failed once in three whole runs, under coverage; the cause is not known yet
 def test_a_frozen_rank_ends_both_hosts(fleet: Fleet, files: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     first, second = ranks = fleet.start(words(files, run, *LONG))
@@ -83,6 +88,31 @@ def test_a_frozen_rank_ends_both_hosts(fleet: Fleet, files: dict[str, Path], tmp
     assert (first.wait(), second.wait()) == (1, 1), [rank.text for rank in ranks]
     for rank in ranks:
         check_sentence(rank, run, "rank 1 on node2 has been stopped (SIGSTOP) for ")
+
+
+def test_a_rank_that_is_lost_before_torch_connects_the_hosts_ends_the_other(
+    fleet: Fleet, files: dict[str, Path], tmp_path: Path
+) -> None:
+    """They have met; gloo would wait half an hour for it."""
+    run = tmp_path / "run"
+    first, second = fleet.start(words(files, run, *LONG), only={1: {"MINIMIND_TEST_LOST": "1"}})
+    assert (first.wait(), second.wait()) == (1, -signal.SIGKILL), first.text
+    what, _, rest = first.error.partition("; ")
+    assert what == "error: rank 1 on node2 was killed, or has ended without a word"
+    assert rest.startswith(f"no checkpoint of {run} is complete yet: start again (")
+    assert "Traceback" not in first.text
+
+
+def test_a_killed_rank_ends_a_sweep_on_the_other_host(fleet: Fleet, files: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "sweep"
+    rates = ["--learning-rates", "1e-4,1e-3", "--steps", "1000000", *SOON]
+    first, second = fleet.start(words(files, out, *rates), script="lr_sweep")
+    wait_for(lambda: (out / "config.yaml").exists())
+    second.signal(signal.SIGKILL)
+    assert (first.wait(), second.wait()) == (1, -signal.SIGKILL), first.text
+    assert first.error.startswith("error: rank 1 on node2 was killed, or has ended without a word; start again (")
+    assert " launch/lr_sweep.py " in first.error and "--learning-rates 1e-4,1e-3" in first.error
+    assert "Traceback" not in first.text
 
 
 @pytest.mark.parametrize("here", [0, 1])

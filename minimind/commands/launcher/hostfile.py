@@ -1,7 +1,8 @@
 """Hosts and their slots: a hostfile, and what ``--include`` and ``--exclude`` leave of it.
 
 As DeepSpeed's launcher/runner.py reads them (``_parse_hostfile``, ``parse_resource_filter``), with one line where that
-ends in a traceback.
+ends in a traceback, and where it starts another world than the file says: a host without slots would be waited for, and
+pdsh takes ``node[1-2]`` for two hosts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 
 from minimind.base.errors import UserError
 
-ENTRY = re.compile(r"^(\S+)\s+slots=(\d+)")
-SSH_SECONDS = 60  # a host that does not answer for so long would keep the launcher waiting, too
+ENTRY = re.compile(r"^(\S+)\s+slots=(\d+)(?!\S)")
+HOST = re.compile(r"([\w.-]+@)?\w[\w.:%-]*")  # what ssh is given: never an option of its, or a list
+SSH_SECONDS = 45  # a host that does not answer for so long would keep the launcher waiting; all ends within a minute
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
@@ -34,8 +36,12 @@ def read_hostfile(path: Path) -> dict[str, int]:
             raise UserError(f'{path}:{number}: expected "HOST slots=N", got {line!r}')
         if found[1] in slots:
             raise UserError(f"{path}:{number}: {found[1]} stands twice: give each host one line")
+        if HOST.fullmatch(found[1]) is None:
+            raise UserError(f"{path}:{number}: {found[1]!r} is no name of a host: give each host a line")
+        if not int(found[2]):
+            raise UserError(f"{path}:{number}: {found[1]} has no slots: take the line out")
         slots[found[1]] = int(found[2])
-    if not any(slots.values()):
+    if not slots:
         raise UserError(f'{path}: the hostfile names no slots: write lines like "node1 slots=4"')
     return slots
 

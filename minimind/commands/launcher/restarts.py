@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from minimind.base.command_lines import RESTARTABLE
 from minimind.base.defaults import POST_MORTEM, RUN_JSON, Kind
 from minimind.base.errors import UserError
 from minimind.base.strict.json_text import read_json, reason_of
@@ -21,7 +22,7 @@ from minimind.commands.launcher.hostfile import unreachable
 from minimind.commands.launcher.words import read_words, resources
 
 OPTION = "--restarts"
-SCRIPTS = ("pretrain.py", "sft.py")  # that know --resume auto
+SCRIPTS = tuple(f"{name}.py" for name in RESTARTABLE)  # that know --resume auto
 ENDS = (0, 2, 130)  # exit codes after which there is nothing to start again
 PAUSE = 5.0  # seconds for the other hosts to notice and end
 AT_ONCE = 32  # hosts that are asked at once
@@ -68,6 +69,9 @@ class Launch:
         if Path(options.user_script).name not in SCRIPTS or options.no_ssh:
             what = "with --no_ssh, where each host has a launcher of its own," if options.no_ssh else "this script"
             raise UserError(f"{OPTION}: {what} can't be started again; it is for {' and '.join(SCRIPTS)}")
+        if unnamed := [host for host in resources(options) if set(host) & set("@:")]:
+            advice = "give it a name in ~/.ssh/config or /etc/hosts"
+            raise UserError(f"{OPTION} leaves a lost host out by --include, which can't name {unnamed[0]}: {advice}")
         from minimind.config.run import load_run_config
         from minimind.training.run.arguments import config_options, parse
 

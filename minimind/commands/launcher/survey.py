@@ -25,6 +25,7 @@ from minimind.base.files import passing
 from minimind.base.strict.json_text import is_number, parse_json
 from minimind.commands.launcher.hostfile import SSH_SECONDS
 from minimind.commands.launcher.probe import MARK, PACKAGES
+from minimind.training.process.interfaces import addresses
 
 TOGETHER = 32  # hosts that are asked at once
 SKEW = 1.0  # seconds that a clock may be off before it is said
@@ -71,7 +72,7 @@ class Verdict:
 def survey(slots: Mapping[str, int], port: int, directory: Path, files: Sequence[Path], ask: Ask) -> list[Answer]:
     """Ask every host. ``directory``: where the run would write; ``files``: what must be the same everywhere."""
     existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
-    question: dict[str, Any] = {"master": next(iter(slots)), "port": port, "files": list(map(str, files))}
+    question: dict[str, Any] = {"master": _first(slots, ask), "port": port, "files": list(map(str, files))}
     content = secrets.token_hex(16)
     with ExitStack() as stack:
         token = ""
@@ -81,6 +82,17 @@ def survey(slots: Mapping[str, int], port: int, directory: Path, files: Sequence
         words = remote_words(question)
         with ThreadPoolExecutor(TOGETHER) as pool:
             return list(pool.map(lambda host: answer(host, words, ask), slots))
+
+
+def _first(slots: Mapping[str, int], ask: Ask) -> str:
+    """By which name or address the others look for the first host: what only ssh knows by its name (an alias of its
+    configuration), the launcher calls by its first address (launcher/runner.py, ``hostname -I``)."""
+    host = next(iter(slots))
+    name = host.rpartition("@")[2]
+    if not addresses(name):
+        with suppress(OSError):
+            return next(iter(ask(host, ["hostname -I"]).split()), name)
+    return name
 
 
 def remote_words(question: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
 """The words of the `deepspeed` command, looked at before it starts: what its launcher would end with a traceback for.
 
 ``read_words`` parses them as launcher/runner.py does, ``check`` says what can't work here (runner.py and launch.py,
-0.19.8, each ``raise``, ``assert`` and start of a program), ``prepared`` adds a free port where the launcher would take
-29500. What is left for the runner to raise is put into one line by runner.py.
+0.19.8, each ``raise``, ``assert`` and start of a program, and what it would silently take for something else),
+``prepared`` adds a free port where the launcher would take 29500, and for other hosts what these need (remote.py).
+What is left for the runner to raise is put into one line by runner.py.
 
 Weakness: of several hosts only the words and the first host's ssh are looked at, as the launcher itself does.
 """
@@ -22,6 +23,7 @@ from minimind.base.launcher import free_port, port_problem
 from minimind.base.problems import nearest
 from minimind.commands.launcher.devices import ACCELERATORS, count_devices, physical_cores
 from minimind.commands.launcher.hostfile import chosen_slots, is_here, read_hostfile, unreachable
+from minimind.commands.launcher.remote import for_other_hosts
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 DEFAULT_PORT = 29500  # the launcher's
@@ -92,6 +94,8 @@ def prepared(words: Sequence[str]) -> list[str]:
     """``words`` as the launcher gets them, with a port. Raises UserError for the first thing that can't work here."""
     options = read_words(words)
     active = check(options)
+    if over_network(options, active):
+        words = for_other_hosts(words, options, first=next(iter(active)))
     return [*_port(options, active), *words]
 
 
@@ -120,7 +124,12 @@ def resources(options: argparse.Namespace) -> dict[str, list[int]]:
         raise UserError(f"--num_nodes {options.num_nodes} needs a hostfile that names the others: give --hostfile")
     if by_variable:
         return _visible(visible)
+    for name, value in (("--num_nodes", options.num_nodes), ("--num_gpus", options.num_gpus)):
+        if value < 1 and value != -1:  # the launcher would take all
+            raise UserError(f"{name} {value}: expected a number above 0")
     active = _filtered(slots, include, exclude)
+    if slots is not None and options.num_nodes > len(slots):  # the launcher would take what there is
+        raise UserError(f"--num_nodes {options.num_nodes}: the hostfile names {len(slots)}")
     return _numbered(active, options.num_nodes, options.num_gpus, slots is None)
 
 
@@ -204,7 +213,7 @@ def _hosts(options: argparse.Namespace, active: dict[str, list[int]]) -> Iterato
     if slots is None:
         return
     name = options.launcher.lower()
-    if not options.no_ssh and (options.force_multi or len(active) > 1):
+    if over_network(options, active):
         if name not in LAUNCHERS:
             yield f"--launcher {options.launcher}: none of {', '.join(LAUNCHERS)}"
         elif shutil.which(LAUNCHERS[name]) is None:
@@ -248,6 +257,11 @@ def core_list(text: str) -> list[int]:
             raise UserError(f"--bind_core_list {text}: expected ascending numbers and ranges, such as 0,2-4")
         cores += range(first, last + 1)
     return cores
+
+
+def over_network(options: argparse.Namespace, active: dict[str, list[int]]) -> bool:
+    """Whether the launcher starts processes on other hosts by itself."""
+    return (len(active) > 1 or options.force_multi) and not options.no_ssh
 
 
 def _alone(options: argparse.Namespace, active: dict[str, list[int]]) -> bool:

@@ -2,9 +2,9 @@
 
 Contract. The format is told by the record's fields alone: C-Eval and CMMLU (question, A to D, answer), ARC (choices of
 text and label, answerKey), HellaSwag (ctx_a, ctx_b, endings, label), and ours (question, choices, answer: an index
-from 0 or a letter). The texts are those of lm-evaluation-harness 0.4.13 for each, without examples, to the last space:
-a choice follows the context after one space. C-Eval's and CMMLU's begin with a line that names the subject in Chinese
-(subjects.json, from the harness's tasks; MIT licence); the subject is the file's name.
+from 0 or a letter). The texts are those of lm-evaluation-harness 0.4.13 for each, to the last space: a choice follows
+the context after one space. C-Eval's and CMMLU's begin with a line that names the subject in Chinese (subjects.json,
+from the harness's tasks; MIT licence); the subject is the file's name. Answered examples before the question: shots.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from minimind.data.read.sources import Record
 from minimind.data.records.encoding import Reject
@@ -33,7 +34,11 @@ _DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class Question:
-    """``context``, then a space and one of ``choices``, of which ``answer`` (0-based) is right."""
+    """``context``, then a space and one of ``choices``, of which ``answer`` (0-based) is right.
+
+    ``description``: the beginning of ``context`` that stands once, before examples, too. ``first_shots``: its examples
+    are the first of their file, as the harness has it for C-Eval and CMMLU; else they are drawn.
+    """
 
     file: str
     line: int
@@ -41,6 +46,8 @@ class Question:
     context: str
     choices: tuple[str, ...]
     answer: int
+    description: str = ""
+    first_shots: bool = False
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -54,13 +61,20 @@ def question_of(record: Record) -> Question | Reject:
         if not isinstance(record.value, Mapping):
             raise BadRecord(f"a record is an object with fields, not {name_of(record.value)}")
         name = _SPLIT.sub("", Path(record.file).name.split(".")[0])
-        subject, context, choices, answer = _read(record.value, name)
-        return Question(record.file, record.line, subject, context, choices=tuple(choices), answer=answer)
+        return Question(record.file, record.line, **_read(record.value, name)._asdict())
     except BadRecord as bad:
         return Reject(record.file, record.line, str(bad), repr(record.value)[:2000], element=record.element)
 
 
-Parts = tuple[str, str, list[str], int]  # subject, context, choices, answer
+class Parts(NamedTuple):
+    """What a format says of a question: fields of it."""
+
+    subject: str
+    context: str
+    choices: tuple[str, ...]
+    answer: int
+    description: str = ""
+    first_shots: bool = False
 
 
 def _read(value: Mapping[str, object], name: str) -> Parts:
@@ -78,7 +92,8 @@ def _read(value: Mapping[str, object], name: str) -> Parts:
 def _ours(value: Mapping[str, object], name: str) -> Parts:
     choices = _texts(parsed(value["choices"], "choices"), "choices")
     subject = visible(value["subject"], "subject") if value.get("subject") is not None else name
-    return subject, visible(value["question"], "question"), choices, _index(value.get("answer"), len(choices), "answer")
+    answer = _index(value.get("answer"), len(choices), "answer")
+    return Parts(subject, visible(value["question"], "question"), choices, answer)
 
 
 def _chinese_exam(value: Mapping[str, object], name: str) -> Parts:
@@ -87,7 +102,8 @@ def _chinese_exam(value: Mapping[str, object], name: str) -> Parts:
     lines = "".join(f"\n{letter}. {clean(string(value[letter], letter), letter)}" for letter in _FOUR)
     question = visible(value[upper("question")], upper("question")).strip()
     answer = _index(value.get(upper("answer")), len(_FOUR), upper("answer"))
-    return name, f"{_description(which, name)}{question}{lines}\n答案：", list(_FOUR), answer
+    start = _description(which, name)
+    return Parts(name, f"{start}{question}{lines}\n答案：", tuple(_FOUR), answer, description=start, first_shots=True)
 
 
 def _description(which: str, subject: str) -> str:
@@ -110,17 +126,18 @@ def _arc(value: Mapping[str, object], name: str) -> Parts:
     key = visible(value["answerKey"], "answerKey")
     if len(texts) != len(labels) or labels.count(key) != 1:
         raise BadRecord(f"answerKey {key[:20]!r} names none of {len(texts)} choices with {len(labels)} labels")
-    return name, f"Question: {visible(value.get('question'), 'question')}\nAnswer:", texts, labels.index(key)
+    context = f"Question: {visible(value.get('question'), 'question')}\nAnswer:"
+    return Parts(name, context, texts, labels.index(key))
 
 
 def _hellaswag(value: Mapping[str, object], name: str) -> Parts:
     activity, first = (visible(value.get(part), part) for part in ("activity_label", "ctx_a"))
     second = clean(string(value.get("ctx_b"), "ctx_b"), "ctx_b")
-    choices = [_without_marks(ending) for ending in _texts(parsed(value["endings"], "endings"), "endings")]
+    choices = tuple(_without_marks(ending) for ending in _texts(parsed(value["endings"], "endings"), "endings"))
     label = value.get("label")
     number = int(label) if isinstance(label, str) and re.fullmatch("[0-9]{1,2}", label) else label
     context = _without_marks(f"{activity}: {first} {second.capitalize()}")
-    return name, context, choices, _index(number, len(choices), "label")
+    return Parts(name, context, choices, _index(number, len(choices), "label"))
 
 
 def _without_marks(text: str) -> str:
@@ -128,12 +145,12 @@ def _without_marks(text: str) -> str:
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
-def _texts(value: object, where: str) -> list[str]:
+def _texts(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise BadRecord(f"{where} is {name_of(value)}, not a list")
     if not 2 <= len(value) <= len(LETTERS):
         raise BadRecord(f"{where} has {len(value)} entries: 2 to {len(LETTERS)} can be chosen from")
-    return [visible(text, f"{where}[{index}]") for index, text in enumerate(value)]
+    return tuple(visible(text, f"{where}[{index}]") for index, text in enumerate(value))
 
 
 def _index(value: object, count: int, where: str) -> int:

@@ -34,6 +34,7 @@ from minimind.base.defaults import BEST, LATEST
 from minimind.base.files import remove_files, subdirectory
 from minimind.base.findings import Finding
 from minimind.training.checkpoint.directory import (
+    Checkpoint,
     clean_up,
     directories,
     is_ours,
@@ -95,10 +96,11 @@ class Saver:
         protected: set[Path],
         watchdog: Watchdog | None = None,
         apart: Sequence[int] = (),
-        complete: Callable[[Path], None] = lambda _: None,
+        complete: Callable[[Checkpoint | None], None] = lambda _: None,
     ) -> None:
         """``keep``: save_total_limit. ``protected``: never deleted; may be added to while the run goes on. ``apart``:
-        the ranks that do not see the first one's disk. ``complete`` is told of each checkpoint that is."""
+        the ranks that do not see the first one's disk. ``complete`` is told which checkpoint is the last complete one:
+        the first rank's before any other's."""
         self._apart, self._complete = apart, complete
         self._watchdog = watchdog or Watchdog()
         self.protected = protected
@@ -127,11 +129,12 @@ class Saver:
         self._thread = threading.Thread(target=self._run, args=(job,), name=f"save-{step}", daemon=True)
         self._thread.start()
 
-    def follow(self, engine: SupportsSnapshot, checkpoint: Path | None) -> None:
-        """Save another engine's states from now on: the run was built again, from ``checkpoint``."""
+    def follow(self, engine: SupportsSnapshot, checkpoint: Checkpoint | None) -> None:
+        """Save another engine's states from now on: the run was built again, from ``checkpoint``, the last one now."""
         self._engine = engine
+        self._complete(checkpoint)
         if checkpoint is not None:
-            self.protected.add(checkpoint)
+            self.protected.add(checkpoint.path)
 
     @property
     def writing(self) -> bool:
@@ -198,8 +201,15 @@ class Saver:
             job.manifest["files"] = self._write_files(job.snapshot, temporary)
             self._agreement.first_does(lambda: publish(temporary, final, job.manifest))
             job.published = True
-        self._agreement.first_does(lambda: _point(self._run_dir, final, job.best))
-        self._complete(final)
+        self._agreement.first_does(lambda: self._point(final, job))
+        if self._agreement.rank:
+            self._complete(Checkpoint(final, job.step))
+
+    def _point(self, final: Path, job: _Job) -> None:
+        point(self._run_dir / LATEST, final)
+        if job.best:
+            point(self._run_dir / BEST, final)
+        self._complete(Checkpoint(final, job.step))
 
     def _write_files(self, snapshot: Snapshot, directory: Path) -> dict[str, dict[str, Any]]:
         """All ranks' files; what the manifest says of them. Raises OSError, the same on all ranks."""
@@ -256,12 +266,6 @@ def _make_room(run_dir: Path, temporary: Path, num_bytes: int) -> None:
     remove_debris(run_dir)
     require_space(temporary.parent, num_bytes)
     subdirectory(temporary.parent, temporary.name)  # still there if it holds what is not of a save
-
-
-def _point(run_dir: Path, final: Path, best: bool) -> None:
-    point(run_dir / LATEST, final)
-    if best:
-        point(run_dir / BEST, final)
 
 
 def _reason(error: OSError) -> str:

@@ -20,6 +20,8 @@ from minimind.model.transformer import Transformer
 from minimind.training.engine.optimizers import build_optimizer, is_body_matrix
 
 MEASURE_SECONDS, MEASURE_ROUNDS = 2.0, 20
+LONG_FLOPS = 3e11  # of a pass on a CPU, from which it may take seconds: how long is looked at on one layer first
+CPU_TOKENS = 512  # of a pass on a CPU, or one row: fewer measure its overhead, more change little
 NEARLY = 0.95  # of the fastest: more rows at a time are not worth their memory
 UPDATED = 2**23  # parameters that an update is measured on: no cache holds them
 
@@ -49,27 +51,53 @@ def measure_tokens_per_second(
     budget: float = MEASURE_SECONDS,
     rows: int | None = None,
 ) -> float:
-    """Forward and backward of ``rows`` (None: a micro-batch, one row on a CPU) in the run's precision; no optimizer,
-    no data.
+    """Forward and backward of ``rows`` (None: a micro-batch, on a CPU its first rows of ``CPU_TOKENS``) in the run's
+    precision; no optimizer, no data.
 
-    ``budget``: no further repetition after so many seconds; there are two at least.
+    ``budget``: no further repetition after so many seconds; there are two at least. Of a model that would take longer
+    than that on a CPU so many layers are measured as take about as long, and the rest is counted by its FLOPs.
     """
+    some = max(1, CPU_TOKENS // run.max_seq_length) if hardware.device_type == "cpu" else resolved.micro_batch_size
+    rows = rows or min(some, resolved.micro_batch_size)
+    tokens, layers, flops = rows * run.max_seq_length, run.model.num_hidden_layers, _flops(run.model, run)
+    if hardware.device_type == "cpu" and tokens * flops > LONG_FLOPS:
+        one, two = (_flops(_cut(run.model, count), run) for count in (1, 2))
+        first = _seconds(run, resolved, hardware, rows, model=_cut(run.model, 1))
+        layers = min(layers, 1 + max(0, int((max(budget, MEASURE_SECONDS) / 2 - first) / (first * (two / one - 1)))))
+    model = _cut(run.model, layers)
+    seconds = _seconds(run, resolved, hardware, rows, model=model, budget=budget)
+    return tokens / seconds * _flops(model, run) / flops
+
+
+def _cut(model: ModelConfig, layers: int) -> ModelConfig:
+    return model.model_copy(update={"num_hidden_layers": layers})
+
+
+def _flops(model: ModelConfig, run: RunConfig) -> float:
+    """Training FLOPs of a token in the run's rows."""
+    with torch.device("meta"):
+        return Transformer(model, seed=None).flops_per_token(run.max_seq_length)
+
+
+def _seconds(
+    run: RunConfig, resolved: Resolved, hardware: Hardware, rows: int, model: ModelConfig, budget: float = 0.0
+) -> float:
+    """The fastest of several passes of ``model`` over ``rows``, the first one left out."""
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     device = torch.device(hardware.device_type)
-    model = Transformer(run.model).to(device=device, dtype=dtypes[resolved.precision])
-    rows = rows or (resolved.micro_batch_size if device.type == "cuda" else 1)
+    made = Transformer(model).to(device=device, dtype=dtypes[resolved.precision])
     ids = torch.randint(run.model.vocab_size, (rows, run.max_seq_length), device=device)
     positions = torch.arange(run.max_seq_length, device=device).expand_as(ids)
     seconds: list[float] = []
     # The best of several: a busy machine can only make one slower. Small models give many in the same time.
     while len(seconds) < 2 or (sum(seconds) < budget and len(seconds) < MEASURE_ROUNDS):
         start = time.perf_counter()
-        loss: torch.Tensor = model(ids, ids, positions, torch.zeros_like(ids))
+        loss: torch.Tensor = made(ids, ids, positions, torch.zeros_like(ids))
         loss.backward()
         if device.type == "cuda":  # gpu
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    return ids.numel() / min(seconds[1:])
+    return min(seconds[1:])
 
 
 def best_rows(run: RunConfig, resolved: Resolved, hardware: Hardware, budget: float, most: int) -> tuple[int, float]:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import shlex
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -48,25 +46,11 @@ def write_stacks(descriptor: int, head: str) -> None:
     os.write(descriptor, b"\n")
 
 
-def go_on(run_dir: Path) -> str:
-    """The command that goes on from the last checkpoint."""
+def advice(run_dir: Path, go_on: str) -> str:
+    """How to go on from the last checkpoint, if there is one."""
     if pointed(run_dir / LATEST) is None:
-        return "there is no checkpoint yet: start the run again"
-    return f"go on with: {line_to_resume(sys.argv, os.environ.get('WORLD_SIZE', '1'))}"
-
-
-def line_to_resume(argv: Sequence[str], ranks: str) -> str:
-    """What a person types to resume the run that a rank with this command line belongs to.
-
-    ``ranks`` of one machine; over several the launcher's own options are the person's.
-    """
-    words = [word for word in argv if not word.startswith(("--local_rank", "--resume="))]
-    if "--resume" in words:
-        at = words.index("--resume")
-        has_value = at + 1 < len(words) and not words[at + 1].startswith("-")
-        del words[at : at + 1 + has_value]
-    launcher = ["deepspeed", *(["--num_gpus", ranks] if ranks != "1" else [])]
-    return shlex.join([*launcher, *words, "--resume"])
+        return f"there is no checkpoint yet: start again {go_on}"
+    return f"go on {go_on}"
 
 
 def say(line: str) -> None:

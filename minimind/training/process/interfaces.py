@@ -40,7 +40,8 @@ def choose_interfaces(
         return
     if all(map(is_loopback, found)):
         if several_hosts and (unnamed or not first):
-            raise UserError(_loopback(master, found[0]))
+            agents = "TORCHELASTIC_RUN_ID" in environment  # torchrun's say how they are reached, where none is given
+            raise UserError(_loopback(master, found[0], "--local-addr of torchrun" if agents else "--master_addr"))
     elif unnamed and (name := interface_towards(found[0])):
         # "=": NCCL takes a bare name for the beginning of one (eth1 for eth10, too)
         environment.update({variable: name if variable == GLOO else f"={name}" for variable in unnamed})
@@ -95,9 +96,9 @@ def _ipv4() -> Iterator[tuple[str, str]]:
         yield entry[:16].split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(entry[20:24])
 
 
-def _loopback(master: str, address: str) -> str:
+def _loopback(master: str, address: str, option: str) -> str:
     return (
         f"MASTER_ADDR={master} is {address} on {socket.gethostname()}, which no other host can reach, and this run has "
         f"several hosts; usually a line `127.0.1.1 {master}` in /etc/hosts (Debian writes it): take it out, or give "
-        f"the address by which the others reach it (--master_addr), or name the interface in {GLOO} and {NCCL}"
+        f"the address by which the others reach it ({option}), or name the interface in {GLOO} and {NCCL}"
     )

@@ -26,13 +26,13 @@ def end_with_launcher() -> None:
     launcher = os.getppid()
     if sys.platform == "linux" and "CROSS_RANK" in os.environ and not _below_launcher(launcher):
         os.kill(os.getpid(), signal.SIGTERM)  # only the launcher sets CROSS_RANK, and it is gone already
-    if sys.platform != "linux" or "deepspeed.launcher.launch" not in _command(launcher):
+    if sys.platform != "linux" or "deepspeed.launcher.launch" not in words_of(launcher):
         return
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    runner = _parent(launcher)
+    runner = parent_of(launcher)
     if os.getppid() != launcher:  # it died before the line above took effect
         os.kill(os.getpid(), signal.SIGTERM)
-    elif "deepspeed" in _command(runner):  # over ssh the launcher's parent is a shell, which may go
+    elif "deepspeed" in " ".join(words_of(runner)):  # over ssh the launcher's parent is a shell, which may go
         threading.Thread(target=_watch, args=(launcher, runner), name="parents", daemon=True).start()
 
 
@@ -52,7 +52,7 @@ def siblings() -> list[int]:
 def children(pid: int) -> list[int]:
     """The processes whose parent is ``pid``."""
     numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return [number for number in numbers if _parent(number) == pid]
+    return [number for number in numbers if parent_of(number) == pid]
 
 
 def started_with(pid: int) -> list[bytes]:
@@ -66,26 +66,28 @@ def started_with(pid: int) -> list[bytes]:
 def _below_launcher(pid: int) -> bool:
     """Whether launch.py is among the ancestors, of which a wrapper script may be one."""
     while pid > 1:
-        if "deepspeed.launcher.launch" in _command(pid):
+        if "deepspeed.launcher.launch" in " ".join(words_of(pid)):
             return True
-        pid = _parent(pid)
+        pid = parent_of(pid)
     return False
 
 
 def _watch(launcher: int, runner: int) -> None:
-    while _parent(launcher) == runner:
+    while parent_of(launcher) == runner:
         time.sleep(PERIOD)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _command(pid: int) -> str:
+def words_of(pid: int) -> list[str]:
+    """A process's command line; empty when it is gone, or the kernel's."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape")
     except OSError:
-        return ""
+        return []
+    return text.removesuffix("\0").split("\0") if text else []
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     """The parent's pid; 0 when the process is gone."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")

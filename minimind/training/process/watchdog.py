@@ -31,7 +31,7 @@ from minimind.base.defaults import HANG
 from minimind.base.files import append_to, subdirectory
 from minimind.config.watchdog import WatchdogConfig
 from minimind.training.process.attention import Attention
-from minimind.training.process.hang import debugged, go_on, say, write_stacks
+from minimind.training.process.hang import advice, debugged, say, write_stacks
 from minimind.training.process.orphans import siblings
 from minimind.training.process.signals import StopRequest, tell
 
@@ -126,11 +126,11 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, config: WatchdogConfig, run_dir: Path, rank: int, stop: StopRequest) -> None:
-        """Begin to watch. ``stop`` hears what other ranks tell, and of a hang."""
+    def start(self, config: WatchdogConfig, run_dir: Path, rank: int, stop: StopRequest, go_on: str) -> None:
+        """Begin to watch. ``stop`` hears what other ranks tell, and of a hang. ``go_on``: "with: ", and the command."""
         if not config.enabled:
             return
-        self._run_dir, self._rank, self._stop = run_dir, rank, stop
+        self._run_dir, self._rank, self._stop, self._go_on = run_dir, rank, stop, go_on
         self._pace = Pace(config)
         self._period = min(LONGEST_PERIOD, min(config.limit or LEAST, config.start_limit) / 10)
         self.beat(START)
@@ -190,7 +190,7 @@ class Watchdog:
         )
         tell(siblings(), TELL)
         where = self._write_stacks(what)
-        say(f"error: {what}; where each thread stands: {where}; {go_on(self._run_dir)}")
+        say(f"error: {what}; where each thread stands: {where}; {advice(self._run_dir, self._go_on)}")
 
     def _write_stacks(self, head: str) -> str:
         """Add the stacks of all threads to this rank's file; where they are, in words."""

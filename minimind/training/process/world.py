@@ -6,8 +6,9 @@ started as one of several and can't know its place ends, with the line to use: i
 
 Read, in this order (a starter runs below another one, and the inner one knows the ranks):
   RANK ...               torchrun, the ``deepspeed`` launcher, or by hand
-  OMPI_COMM_WORLD_*      Open MPI's mpirun, MV2_COMM_WORLD_*: MVAPICH2's. Before SLURM: below it mpirun starts a daemon
-                         a host through srun, and the ranks inherit that one's SLURM_PROCID
+  OMPI_COMM_WORLD_*      Open MPI's mpirun, MV2_COMM_WORLD_*: MVAPICH2's, and jsrun's, flux's and horovodrun's. Before
+                         SLURM: below it mpirun starts a daemon a host through srun, and the ranks inherit that one's
+                         SLURM_PROCID
   SLURM_PROCID ...       srun, where SLURM_STEP_ID is a step's: a batch script and the shell of ``salloc`` are given
                          SLURM_NTASKS too, and SLURM_PROCID=0, but are one process
   PMI_RANK, PMI_SIZE     MPICH's and Intel's mpirun
@@ -23,18 +24,29 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 from minimind.base.command_lines import typed
 from minimind.base.errors import UserError
 from minimind.training.process.interfaces import choose_interfaces
 from minimind.training.process.nodelist import expand
+from minimind.training.process.starter.variables import (
+    MPI,
+    PMI,
+    SLURM,
+    TORCH,
+    Environment,
+    Starter,
+    in_shell,
+    in_step,
+    number,
+    step_of,
+    task_count,
+)
 
 LOCAL = "127.0.0.1"
 PORTS = range(20000, 32000)  # as base/launcher.py ``free_port``: below those of outgoing connections
-_LAST_STEP = 0xFFFFFFF0  # above it SLURM numbers what is no step of srun's: batch script, interactive shell, extern
-Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -58,52 +70,6 @@ class World:
         return True if self.rank != self.local_rank else None
 
 
-@dataclass(frozen=True)
-class Starter:
-    """The variables of one, by their meaning; of ``local_rank`` and ``local_size`` the first that is set."""
-
-    name: str
-    rank: str
-    size: str
-    local_rank: tuple[str, ...]
-    local_size: tuple[str, ...] = ()
-    with_master: str = ""  # how the person hands the variable on: words before the command
-
-
-_WITH_GENV = "mpirun -genv MASTER_ADDR HOST_OF_RANK_0"
-TORCH = Starter(
-    "RANK",
-    rank="RANK",
-    size="WORLD_SIZE",
-    local_rank=("LOCAL_RANK",),
-    local_size=("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
-)
-OPEN_MPI = Starter(
-    "Open MPI",
-    rank="OMPI_COMM_WORLD_RANK",
-    size="OMPI_COMM_WORLD_SIZE",
-    local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
-    local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    with_master="mpirun -x MASTER_ADDR=HOST_OF_RANK_0",
-)
-MVAPICH = Starter(
-    "MVAPICH2",
-    rank="MV2_COMM_WORLD_RANK",
-    size="MV2_COMM_WORLD_SIZE",
-    local_rank=("MV2_COMM_WORLD_LOCAL_RANK",),
-    local_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
-    with_master=_WITH_GENV,
-)
-SLURM = Starter("srun", rank="SLURM_PROCID", size="SLURM_NTASKS", local_rank=("SLURM_LOCALID",))
-PMI = Starter(
-    "PMI",
-    rank="PMI_RANK",
-    size="PMI_SIZE",
-    local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"),
-    local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"),
-    with_master=_WITH_GENV,
-)
-MPI = (OPEN_MPI, MVAPICH)
 # Equal on all ranks of one mpirun, and another's are others: what a port can follow from
 _MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 _DEFAULT_PORT = 29500  # torch's and DeepSpeed's
@@ -141,26 +107,37 @@ def read_world(environment: Environment) -> World:
     """The world that the variables describe; without any, one rank alone. Raises UserError."""
     if "RANK" in environment:
         return _of_ranks(environment)
-    if _number(environment, "WORLD_SIZE", 1) > 1:
-        raise UserError(f"WORLD_SIZE={environment['WORLD_SIZE']} without RANK: {_by_hand()}")
+    starter = _starter(environment)
+    if starter is None:
+        if number(environment, "WORLD_SIZE", 1) > 1:
+            raise UserError(f"WORLD_SIZE={environment['WORLD_SIZE']} without RANK: {_by_hand()}")
+        _refuse_lost(environment)
+        return World(0, 1, 0, 1)
+    world = _of_step(environment) if starter is SLURM else _of_mpi(environment, starter)
+    if number(environment, "WORLD_SIZE", world.size) != world.size:
+        what = f"WORLD_SIZE={environment['WORLD_SIZE']}, and {starter.name} has started {world.size} ranks"
+        raise UserError(f"{what}: unset WORLD_SIZE")
+    return world
+
+
+def _starter(environment: Environment) -> Starter | None:
+    """Who has started this process as one of its ranks, other than by RANK."""
     for starter in MPI:
         if starter.rank in environment:
-            return _of_mpi(environment, starter)
-    if _in_step(environment):
-        return _of_step(environment)
-    if PMI.rank in environment:
-        return _of_mpi(environment, PMI)
-    _refuse_lost(environment)
-    return World(0, 1, 0, 1)
+            return starter
+    if in_step(environment):
+        return SLURM
+    return PMI if PMI.rank in environment else None
 
 
 def _of_ranks(environment: Environment) -> World:
     """RANK and its kin: from torchrun, the ``deepspeed`` launcher, or by hand."""
     missing = [name for name in ("WORLD_SIZE", "LOCAL_RANK") if name not in environment]
-    if missing and _number(environment, "WORLD_SIZE", 0) != 1:
+    if missing and number(environment, "WORLD_SIZE", 0) != 1:
         raise UserError(f"RANK={environment['RANK']} without {' and '.join(missing)}: {_by_hand()}")
     world = _world(environment, TORCH)
     _refuse_separate_launchers(environment, world)
+    _refuse_two_places(environment, world)
     if world.size == 1 and "MASTER_ADDR" not in environment:
         return World(0, 1, world.local_rank, 1, (LOCAL, _port(environment, "")))
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
@@ -176,7 +153,8 @@ def _of_mpi(environment: Environment, starter: Starter) -> World:
         return World(0, 1, 0, 1)
     host = environment.get("MASTER_ADDR") or (LOCAL if world.local_size == world.size else "")
     if not host:
-        what = f"rank {world.rank} of {world.size} by {starter.name} on several hosts, and none knows where rank 0 is"
+        where = " on several hosts" if world.local_size is not None else ""
+        what = f"rank {world.rank} of {world.size} by {starter.name}{where}, and none knows where rank 0 is"
         raise UserError(f"{what}: {starter.with_master} ... {typed(*_script())}")
     job = next((environment[name] for name in _MPI_JOB if environment.get(name)), "")
     return _with_master(world, host, _port(environment, job))
@@ -184,22 +162,22 @@ def _of_mpi(environment: Environment, starter: Starter) -> World:
 
 def _of_step(environment: Environment) -> World:
     """One task of a step that srun has started."""
-    size = _tasks(environment)
+    size = task_count(environment)
     if size is None or "SLURM_LOCALID" not in environment:
         raise UserError(f"SLURM_PROCID={environment['SLURM_PROCID']} without the step's other variables: {_srun()}")
-    one_host = _number(environment, "SLURM_STEP_NUM_NODES", _number(environment, "SLURM_NNODES", 0)) == 1
+    one_host = number(environment, "SLURM_STEP_NUM_NODES", number(environment, "SLURM_NNODES", 0)) == 1
     world = _world({**environment, "SLURM_NTASKS": str(size)}, SLURM)
     world = World(world.rank, size, world.local_rank, size if one_host else _local_size(environment))
     if size == 1:
         return World(0, 1, 0, 1)
-    job = f"{environment.get('SLURM_JOB_ID', '')}.{environment['SLURM_STEP_ID']}"
+    job = f"{environment.get('SLURM_JOB_ID', '')}.{step_of(environment)}"
     return _with_master(world, environment.get("MASTER_ADDR") or _first_host(environment), _port(environment, job))
 
 
 def _first_host(environment: Environment) -> str:
     """Where task 0 runs. Of a job of several components each has a list of its own."""
     name = next((n for n in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST") if n in environment), None)
-    if name is None or _number(environment, "SLURM_HET_SIZE", 1) > 1:
+    if name is None or number(environment, "SLURM_HET_SIZE", 1) > 1:
         raise UserError(f"SLURM names no one list of hosts: MASTER_ADDR=HOST_OF_TASK_0 {_srun()}")
     try:
         return expand(environment[name])[0]
@@ -213,28 +191,13 @@ def _local_size(environment: Environment) -> int | None:
     return len(listed.split(",")) if listed else None
 
 
-def _in_step(environment: Environment) -> bool:
-    """Whether this process is a task of srun's."""
-    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
-    return "SLURM_PROCID" in environment and step.isdecimal() and int(step) < _LAST_STEP
-
-
-def _tasks(environment: Environment) -> int | None:
-    """Of the step, or in a batch script of the job."""
-    names = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if _in_step(environment) else ("SLURM_NTASKS",)
-    name = next((name for name in names if name in environment), None)
-    return None if name is None else _number(environment, name)
-
-
 def _refuse_lost(environment: Environment) -> None:
-    """One process that no starter has given a place, where several may have been meant. A shell of ``salloc`` is none:
-    it has no SLURM_PROCID, or the number of an interactive step."""
+    """One process that no starter has given a place, where several may have been meant."""
     if "PMIX_RANK" in environment and environment["PMIX_RANK"] != "0":
         raise UserError(f"PMIX_RANK={environment['PMIX_RANK']} and no variable says of how many: {_by_hand()}")
-    interactive = "SLURM_STEP_ID" in environment and not _in_step(environment)
-    if "SLURM_PROCID" not in environment or interactive:
+    if in_shell(environment):
         return
-    tasks = _tasks(environment) or 1
+    tasks = task_count(environment) or 1
     if environment["SLURM_PROCID"] != "0" or tasks > 1:
         alone = typed("env", "-u", "SLURM_PROCID", *_script())
         what = f"this job has {tasks} tasks and srun has not started this one"
@@ -243,18 +206,29 @@ def _refuse_lost(environment: Environment) -> None:
 
 def _refuse_separate_launchers(environment: Environment, world: World) -> None:
     """A launcher in each of several tasks, and none knows of the others: as many runs, in one directory."""
-    launchers = next((_number(environment, n) for n in ("CROSS_SIZE", "GROUP_WORLD_SIZE") if n in environment), None)
-    counts = [_number(environment, starter.size) for starter in (*MPI, PMI) if starter.size in environment]
-    tasks = max([*counts, (_tasks(environment) or 1) if _in_step(environment) else 1])
+    launchers = next((number(environment, n) for n in ("CROSS_SIZE", "GROUP_WORLD_SIZE") if n in environment), None)
+    counts = [number(environment, starter.size) for starter in (*MPI, PMI) if starter.size in environment]
+    tasks = max([*counts, (task_count(environment) or 1) if in_step(environment) else 1])
     if (world.size if launchers is None else launchers) < tasks:
         what = f"{tasks} tasks were started, and each has started a launcher of its own"
         raise UserError(f"{what}: start the script itself, {_srun()}")
 
 
+def _refuse_two_places(environment: Environment, world: World) -> None:
+    """RANK by hand, and a starter that counts otherwise: as a rule ``export RANK=$SLURM_PROCID`` in a batch script,
+    which is 0 for all. Launchers below a starter count their own."""
+    if world.size == 1 or any(name in environment for name in ("CROSS_SIZE", "GROUP_WORLD_SIZE")):
+        return
+    starter = _starter(environment)
+    if starter is not None and number(environment, starter.rank) != world.rank:
+        what = f"RANK={world.rank} and {starter.rank}={environment[starter.rank]} are two places for one process"
+        raise UserError(f"{what}: unset RANK, WORLD_SIZE and LOCAL_RANK, and {starter.program} says them")
+
+
 def _world(environment: Environment, starter: Starter) -> World:
-    rank, size = _number(environment, starter.rank), _number(environment, starter.size, 1)
-    local = next((_number(environment, name) for name in starter.local_rank if name in environment), None)
-    here = next((_number(environment, name) for name in starter.local_size if name in environment), None)
+    rank, size = number(environment, starter.rank), number(environment, starter.size, 1)
+    local = next((number(environment, name) for name in starter.local_rank if name in environment), None)
+    here = next((number(environment, name) for name in starter.local_size if name in environment), None)
     if local is None and size > 1:
         raise UserError(f"{starter.rank}={rank} without this host's own number of it: {_by_hand()}")
     local = local or 0
@@ -271,22 +245,13 @@ def _with_master(world: World, host: str, port: int) -> World:
 def _port(environment: Environment, job: str) -> int:
     """MASTER_PORT, or one that follows from the job's name, so that two jobs on one host mostly have two."""
     if environment.get("MASTER_PORT"):
-        port = _number(environment, "MASTER_PORT")
+        port = number(environment, "MASTER_PORT")
         if not 0 < port < 1 << 16:
             raise UserError(f"MASTER_PORT={port}: ports go from 1 to 65535")
         return port
     if not job:
         return _DEFAULT_PORT
     return PORTS[int.from_bytes(hashlib.sha256(job.encode(errors="replace")).digest()[:8], "big") % len(PORTS)]
-
-
-def _number(environment: Environment, name: str, default: int | None = None) -> int:
-    text = environment.get(name)
-    if text is None and default is not None:
-        return default
-    if text is None or not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise UserError(f"{name}={text!r}: no number of a rank, a size or a port")
-    return int(text)
 
 
 def _script() -> list[str]:

@@ -36,9 +36,7 @@ NA = "n/a"
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended; `evaluated` and `best` are (step, held-out loss) of the last and the best
-    evaluation.
-    """
+    """How a run ended; `evaluated` and `best` are (step, held-out loss) of the last and the best evaluation."""
 
     reason: str
     seconds: float
@@ -149,10 +147,11 @@ def _held_out(s: RunSummary) -> str:
 def next_steps(summary: RunSummary, ending: Ending) -> list[tuple[str, str]]:
     """What there is now and what a person would type next, as (label, text)."""
     run = summary.output_dir
+    remark = [("", f"({summary.command_remark})")] if summary.command_remark else []
     look = ("look", typed("minimind", "report", run))
     if ending.model is None:
         go_on = ("go on", summary.resume_command or "the same command with --resume")
-        return [go_on, look] if ending.reason == "stopped" else [look] if ending.last else []
+        return [go_on, *remark, look] if ending.reason == "stopped" else [look] if ending.last else []
     model = ("model", str(ending.model))
     if summary.kind == "sft":
         return [model, ("chat", typed("minimind", "chat", run)), look]
@@ -160,7 +159,7 @@ def next_steps(summary: RunSummary, ending: Ending) -> list[tuple[str, str]]:
     config = advised_config(summary.deepspeed_config, "sft", summary.precision)
     options = typed("--model", run, "--deepspeed_config", config)
     tune = ("tune", summary.tune_command or f"give conversations to launch/sft.py: --train-file, with {options}")
-    return [model, ("try", f"{typed('minimind', 'generate', run)} --prompt '...'"), tune, look]
+    return [model, ("try", f"{typed('minimind', 'generate', run)} --prompt '...'"), tune, *remark, look]
 
 
 class ConsoleLog:
@@ -178,9 +177,7 @@ class ConsoleLog:
         self._print_rows(header_rows(summary))
 
     def step(self, metrics: StepMetrics, ppl: float, eta: float | None) -> None:
-        """Rewrite the line on a terminal; elsewhere print the first step, every `logging_steps`-th and the
-        last.
-        """
+        """Rewrite the line on a terminal; elsewhere print the first step, every `logging_steps`-th and the last."""
         fields = progress_fields(metrics, ppl, self._total, eta)
         if self._out.is_terminal:
             if self._live is None:

@@ -203,9 +203,7 @@ class MetricsFile:
         self._torn = False
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line. OSError when the disk does not take it; later lines are whole again when it
-        does.
-        """
+        """Write one line. OSError when the disk does not take it; later lines are whole again when it does."""
         line = (b"\n" if self._torn else b"") + to_line(record)  # end a torn line, so that only that one is lost
         self._torn = True
         written = self._file.write(line)

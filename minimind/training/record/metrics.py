@@ -160,9 +160,7 @@ class Metrics:
         self.finding(describe_rollback(rollback))
 
     def close(self, model: Path | None = None, reason: str = "finished") -> None:
-        """End the run: where the model is (None: none was written) and what to type next. A second call does
-        nothing.
-        """
+        """End the run: where the model is (None: none was written), what to type next. A second call does nothing."""
         if not self.active:
             return
         self.active = False

@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
     """Names in its errors come from the command line, where a glob puts any file's name."""
 
     def error(self, message: str) -> NoReturn:
-        """Usage and ``message`` on stderr, and exit code 2."""
-        complain(f"{self.format_usage()}{self.prog}: error: {message}")
+        """``message`` as one line on stderr, and exit code 2."""
+        complain(f"error: {message} ({self.prog.partition(' ')[2]} --help)")
         self.exit(2)
 
     @property

@@ -27,7 +27,7 @@ from minimind.training.health.lr_bands import usual_band
 from minimind.training.health.monitor import before_run
 from minimind.training.process.disks import Disks, find_disks, separate
 from minimind.training.process.ending import exit_with
-from minimind.training.process.heart.heartbeat import Heartbeat
+from minimind.training.process.heart.heartbeat import Agreement, Heartbeat
 from minimind.training.process.ranks import Control
 from minimind.training.process.run_lock import RunLock
 from minimind.training.process.signals import StopRequest
@@ -41,7 +41,7 @@ from minimind.training.run.builder import Builder
 from minimind.training.run.directory import open_directory
 from minimind.training.run.held_out import held_out_findings
 from minimind.training.run.loop import Run, train
-from minimind.training.run.next_commands import resume_command, sweep_command
+from minimind.training.run.next_commands import in_words, resume_command, sweep_command
 from minimind.training.run.rescue import give_up, rescue
 from minimind.training.run.resume import AUTO, Start, agree, find_start, require_one_run, run_settings
 from minimind.training.run.summary import schedule_lines, summarize
@@ -71,8 +71,7 @@ class Guards:
 
 
 def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, guards: Guards) -> int:
-    task, control = join(kind, arguments)
-    notes = start_heartbeat(guards.heartbeat, task, control, stop)
+    task, control, notes = join(kind, arguments, lambda *ranks: start_heartbeat(guards.heartbeat, stop, *ranks))
     notes += [] if arguments.dry_run else control.first_does(lambda: guards.lock.take(task.config.output_dir))
     disks = look_at_disks(task, control)
     material = prepare(task, control, guards.watchdog, stop)
@@ -90,10 +89,10 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, guards: G
     return finish(*train_and_save(run, built.builder))
 
 
-def start_heartbeat(heartbeat: Heartbeat, task: Task, control: Control, stop: StopRequest) -> list[Finding]:
+def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, task: Task) -> list[Finding]:
     """Watch the other ranks, and be watched, from here to the end of the run."""
-    config = task.config
-    return heartbeat.start(config.heartbeat, control, stop, config.output_dir, resume_command(task.command))
+    go_on = in_words(task.command, resume_command(task.command))
+    return heartbeat.start(task.config.heartbeat, ranks, stop, task.config.output_dir, go_on)
 
 
 def restarted(why: str | None) -> list[Finding]:
@@ -124,7 +123,8 @@ class Material:
 def prepare(task: Task, control: Control, watchdog: Watchdog, stop: StopRequest) -> Material:
     """Tokenised data, their order and the plan of the steps; watched from the moment when the data are there."""
     data = setup.prepare_data(control, task.kind, task.config)
-    watchdog.start(task.config.watchdog, task.config.output_dir, control.rank, stop)
+    go_on = in_words(task.command, resume_command(task.command))
+    watchdog.start(task.config.watchdog, task.config.output_dir, control.rank, stop, go_on)
     batches = setup.make_batches(data, task.config, task.resolved)
     sampler = Sampler(task.config, data.tokenizer, task.kind) if task.config.samples.prompts else None
     return Material(data, batches, setup.plan_steps(task.config, batches, data.held_out), sampler)
@@ -280,7 +280,7 @@ def make_saver(built: Built, config: RunConfig, guards: Guards) -> Saver:
     """The writer of checkpoints, which never deletes the one that the run starts from. All ranks call it."""
     checkpoint = built.start.checkpoint
     if checkpoint is not None:
-        guards.heartbeat.saved(checkpoint.path)
+        guards.heartbeat.saved(checkpoint)
     return Saver(
         built.engine,
         Control("saving"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minimind.base.command_lines import OwnCommand, launcher_words, typed
+from minimind.base.command_lines import OwnCommand, typed
 from minimind.base.hardware import advised_config, purpose_of
 from minimind.base.shipped import from_here
 from minimind.config.run import RunConfig
@@ -24,6 +24,11 @@ _TAKEN_OVER = (
 def resume_command(command: OwnCommand) -> str:
     """Go on with the run."""
     return command.line("--resume")
+
+
+def in_words(command: OwnCommand, line: str) -> str:
+    """How ``line``, which is made of ``command``, is to be typed: the end of a sentence, after "go on"."""
+    return f"{f'({command.remark}) ' if command.remark else ''}with: {line}"
 
 
 def sweep_command(command: OwnCommand, config: RunConfig, low: float, high: float) -> str:
@@ -59,4 +64,4 @@ def tune_command(command: OwnCommand, config: RunConfig, precision: str, deepspe
     for name in _TAKEN_OVER if not demo else ():
         if name in config.explicit:
             words += ["--set", f"{name}={str(values[name]).lower()}"]
-    return typed(*launcher_words("sft", command.ranks, command.usual_ranks), *words)
+    return typed(*command.before("sft"), *words)

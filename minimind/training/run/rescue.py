@@ -52,7 +52,7 @@ def rescue(run: Run, builder: Builder) -> Run | None:
     if run.rank == 0:
         restore_best(run.run_dir, progress.best.step)
     run.metrics.rollback(rollbacks[-1])
-    run.saver.follow(engine, checkpoint.path if checkpoint else None)
+    run.saver.follow(engine, checkpoint)
     return replace(
         run,
         engine=engine,

@@ -80,6 +80,7 @@ def summarize(
         held_out=_held_out(config, data),
         resume_command=resume_command(command),
         tune_command=tune_command(command, config, resolved.precision, Path(resolved.source)),
+        command_remark=command.remark,
         eval_steps=plan.eval_steps,
         evaluation_cost=_evaluation_cost(config, batches, data),
         samples=_samples(config, plan),

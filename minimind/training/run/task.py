@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minimind.base.command_lines import OwnCommand
+from minimind.base.command_lines import OwnCommand, Started
 from minimind.base.errors import UserError
 from minimind.base.findings import Finding
 from minimind.base.hardware import Hardware, detect
@@ -22,8 +24,10 @@ from minimind.config.run import RunConfig, load_run_config
 from minimind.data.records.conversations import Kind
 from minimind.model.transformer import Transformer
 from minimind.training.engine.engine import start_processes
+from minimind.training.process.heart.heartbeat import Agreement
 from minimind.training.process.meeting import PeerLost, meet
-from minimind.training.process.ranks import Control
+from minimind.training.process.ranks import Control, named
+from minimind.training.process.starter.typed_line import find_started, shared
 from minimind.training.process.world import several_hosts
 from minimind.training.run.arguments import config_options, own_command
 from minimind.training.run.builder import new_model
@@ -41,47 +45,71 @@ class Task:
     hardware: Hardware
     resolved: Resolved
     remarks: list[Finding]  # what is unwise on this machine
+    started: Started | None = None  # how, where a process says so
 
     @property
     def command(self) -> OwnCommand:
         """How this process was started, for lines that a person may type."""
-        return own_command(self.kind, self.arguments, self.resolved.world_size, self.hardware)
+        own = own_command(self.kind, self.arguments, self.resolved.world_size, self.hardware)
+        return replace(own, started=self.started)
 
 
-def join(kind: Kind, arguments: argparse.Namespace) -> tuple[Task, Control]:
-    """The task, and the ranks that share it. What is wrong on one of several hosts ends the others, too, and is said
-    there: they would wait for a rank that is gone."""
+Watch = Callable[[Agreement, Task], list[Finding]]
+
+
+def join(kind: Kind, arguments: argparse.Namespace, watch: Watch) -> tuple[Task, Control, list[Finding]]:
+    """The task, and the ranks that share it; from their meeting on ``watch`` has them watched, and says what is wrong
+    with that. What is wrong on one of several hosts ends the others, too, and is said there: they would wait for a rank
+    that is gone."""
     failure = None
     try:
         task = make_task(kind, arguments)
     except UserError as error:
         if not several_hosts():
             raise
-        failure, task = error, None
-    limits = task.config.heartbeat if task is not None else HeartbeatConfig()
+        failure = error
+    limit = (HeartbeatConfig() if failure is not None else task.config.heartbeat).start_limit
     try:
-        store = meet(limits.start_limit)
-        start_processes(task is not None and task.config.emulate_fp16)
+        meeting = meet(limit)
     except (UserError, PeerLost) as error:  # another rank is not there: what is wrong here comes first
         raise failure or error from None
-    del store  # the process group has its own handle of it now
+    if meeting is not None:
+        meeting.all_raise(
+            None if failure is None else f"{named(meeting.rank)}: {failure}" if meeting.rank else str(failure)
+        )
+        task, notes = _begun(task, meeting, watch)
+    start_processes(task.config.emulate_fp16)
     control = Control()
+    if meeting is None:
+        task, notes = _begun(task, control, watch)
+    return task, control, notes
 
-    def made() -> Task:
-        if task is None:
-            raise failure or AssertionError
-        return task
 
-    return control.all_do(made), control
+def _begun(task: Task, ranks: Agreement, watch: Watch) -> tuple[Task, list[Finding]]:
+    """The task with the line that has started it, and watched over."""
+    own = find_started(sys.argv[0], getattr(task.arguments, "words", ()), os.environ)
+    task = replace(task, started=shared(ranks, own))
+    return task, watch(ranks, task)
 
 
 def make_task(kind: Kind, arguments: argparse.Namespace) -> Task:
     """Read and check all that the command is told. Raises UserError."""
     config, first_model = configure(kind, arguments)
     hardware = detect()
+    _require_devices(hardware)
     resolved = without_missing_monitor(resolve_json(kind, arguments, config, hardware))
     remarks = require(resolved, config, hardware)
     return Task(kind, arguments, config, first_model, hardware=hardware, resolved=resolved, remarks=remarks)
+
+
+def _require_devices(hardware: Hardware) -> None:
+    """Each rank of this host needs a GPU of its own; some schedulers show each process one, whatever its number."""
+    ranks = max(int(os.environ.get(name) or 0) for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"))
+    ranks = max(ranks, int(os.environ.get("LOCAL_RANK", "0")) + 1)
+    if hardware.device_type == "cuda" and ranks > hardware.count:
+        seen = f"{ranks} ranks on {socket.gethostname()}, and a process sees {hardware.count} GPU"
+        advice = f"start fewer; under SLURM give --gpus-per-node {ranks}, not --gpus-per-task, which hides the others'"
+        raise UserError(f"{seen}{'s' if hardware.count > 1 else ''}: {advice}")
 
 
 def configure(kind: Kind, arguments: argparse.Namespace) -> tuple[RunConfig, Callable[[Resolved], Transformer]]:

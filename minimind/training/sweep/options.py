@@ -12,7 +12,6 @@ from minimind.base.errors import UserError
 from minimind.config.deepspeed import Resolved
 from minimind.config.deepspeed.optimizer import RATES
 from minimind.training.run.arguments import common_parser, with_words
-from minimind.training.sweep.curves import geometric
 
 MIN_STEPS = 10  # fewer can't be told from noise
 WHICH_RATES = ("--learning-rates", "--from", "--to", "--count")  # options that a new range replaces
@@ -51,6 +50,11 @@ def choose_rates(arguments: argparse.Namespace) -> list[float]:
     if arguments.count < 2:
         raise UserError(f"--count {arguments.count}: a sweep needs at least 2 rates")
     return geometric(low, high, arguments.count)
+
+
+def geometric(low: float, high: float, count: int) -> list[float]:
+    """``count`` rates from ``low`` to ``high`` by equal factors, to three digits: what is printed is what runs."""
+    return [float(f"{low * (high / low) ** (i / (count - 1)):.3g}") for i in range(count)]
 
 
 def _listed(text: str) -> list[float]:

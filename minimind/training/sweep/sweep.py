@@ -20,15 +20,18 @@ from pathlib import Path
 
 from minimind.base.display import console
 from minimind.base.errors import UserError
+from minimind.base.findings import Finding
 from minimind.data.store.batches import Batches, prefetch
 from minimind.training.engine.schedule import Schedule
 from minimind.training.engine.step import train_step
 from minimind.training.process.ending import exit_with
+from minimind.training.process.heart.heartbeat import Agreement, Heartbeat
 from minimind.training.process.run_lock import RunLock
 from minimind.training.process.signals import StopRequest
 from minimind.training.run import setup
 from minimind.training.run.builder import build_engine
 from minimind.training.run.directory import write_run_files
+from minimind.training.run.next_commands import in_words
 from minimind.training.run.task import Task, join
 from minimind.training.sweep.curves import Curve, judge, recommend, recommend_from_range
 from minimind.training.sweep.options import choose_rates, parse, with_rate
@@ -49,16 +52,17 @@ def main(argv: list[str] | None = None, stop: StopRequest | None = None) -> None
 def run(arguments: argparse.Namespace, stop: StopRequest | None = None) -> int:
     """Configure, prepare, train, judge, report; the exit code."""
     rates, stop = choose_rates(arguments), stop or StopRequest().install()
-    with RunLock() as lock:
-        bench = make_bench(arguments, stop, lock)
+    with RunLock() as lock, Heartbeat() as heartbeat:
+        bench = make_bench(arguments, stop, lock, heartbeat)
         stop.training = True
         curves = range_test(bench, *rates) if arguments.range_test else sweep(bench, rates)
         if not curves:
             bench.say("stopped before the first run was over: nothing to report")
             return 0
-        chosen = recommend_from_range(*curves) if arguments.range_test else recommend(curves)
+        verdicts = [] if arguments.range_test else judge(curves)
+        chosen = recommend(verdicts) if verdicts else recommend_from_range(*curves)
         if bench.first:
-            report(Outcome(bench.task, bench.steps, curves, chosen))
+            report(Outcome(bench.task, bench.steps, curves, verdicts, chosen=chosen))
         return 1 if chosen.rate is None else 0
 
 
@@ -78,14 +82,14 @@ class Bench:
             console().print(text, soft_wrap=True)
 
 
-def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) -> Bench:
+def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, heartbeat: Heartbeat) -> Bench:
     """From the command line to data and batches, as for pretraining; takes the lock. Raises UserError."""
-    task, control = join("pretrain", arguments)
+    task, control, beating = join("pretrain", arguments, lambda *ranks: start_heartbeat(heartbeat, stop, *ranks))
     if task.config.commanded("learning_rate"):
         raise UserError(f"{task.config.place('learning_rate')}: a sweep sets the rates itself: leave it out")
     output = task.config.output_dir if "output_dir" in task.config.explicit else DEFAULT_OUTPUT
     config = task.config.model_copy(update={"output_dir": output, "eval_file": []})  # nothing is evaluated here
-    notes = control.first_does(lambda: lock.take(output))
+    notes = beating + control.first_does(lambda: lock.take(output))
     data = setup.prepare_data(control, "pretrain", config)
     control.first_does(lambda: write_run_files(output, config, task.resolved.config, task.hardware, data.tokenizer))
     batches = setup.make_batches(data, config, task.resolved)
@@ -99,8 +103,14 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock) 
     return bench
 
 
+def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, task: Task) -> list[Finding]:
+    """Watch the other ranks, and be watched. Nothing of a sweep is kept to go on from."""
+    again = in_words(task.command, task.command.line(script="lr_sweep"))
+    return heartbeat.start(task.config.heartbeat, ranks, stop, None, again)
+
+
 def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:
-    """One short run a rate, judged; those that were over when a stop was asked for."""
+    """One short run a rate; those that were over when a stop was asked for."""
     warmup = Schedule("constant", bench.steps, max(1, bench.steps // 10), 1.0)
     curves: list[Curve] = []
     for rate in rates:
@@ -110,8 +120,8 @@ def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:
             break
         curves.append(curve)
         trained = f"{len(curve.losses)} steps, {time.monotonic() - began:.0f}s"
-        bench.say(f"rate {rate:.3g}: loss {curve.start:.3f} -> {curve.end:.3f}, {trained}")
-    return judge(curves)
+        bench.say(f"rate {rate:.3g}: loss {curve.losses[0]:.3f} -> {curve.losses[-1]:.3f}, {trained}")
+    return curves
 
 
 def range_test(bench: Bench, low: float, high: float) -> list[Curve]:

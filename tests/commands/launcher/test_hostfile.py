@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from deepspeed.launcher.runner import parse_inclusion_exclusion
+from deepspeed.launcher.runner import _parse_hostfile, parse_inclusion_exclusion
 
 from minimind.base.errors import UserError
 from minimind.commands.launcher import hostfile
@@ -17,8 +17,11 @@ SLOTS = {"a": 4, "b": 2}
 
 def test_hosts_and_slots_in_their_order(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_text("# two\n\nnode2 slots=4\n  node1\tslots=2 # old\n")
-    assert list(read_hostfile(path).items()) == [("node2", 4), ("node1", 2)]
+    path.write_text(
+        "# two\n\nnode2 slots=4\n  node1\tslots=2 # old\n\t\nme@n-3.example.org slots=1 max_slots=2\nfd00::1 slots=1\n"
+    )
+    expected = [("node2", 4), ("node1", 2), ("me@n-3.example.org", 1), ("fd00::1", 1)]
+    assert list(read_hostfile(path).items()) == expected == list(_parse_hostfile(path.read_text().splitlines()).items())
 
 
 @pytest.mark.parametrize(
@@ -28,7 +31,13 @@ def test_hosts_and_slots_in_their_order(tmp_path: Path) -> None:
         (b"a slots=many\n", "hosts:1: expected"),
         (b"a slots=1\n\na slots=2\n", "hosts:3: a stands twice"),
         (b"# nobody\n", "names no slots"),
-        (b"a slots=0\n", "names no slots"),
+        (b"a slots=1\nb slots=0\n", "hosts:2: b has no slots: take the line out"),
+        (b"a slots=2x\n", "hosts:1: expected"),
+        (b"a slots = 2\n", "hosts:1: expected"),
+        (b"a:2\n", "hosts:1: expected"),
+        (b"node[1-2] slots=2\n", r"hosts:1: 'node\[1-2\]' is no name of a host: give each host a line"),
+        (b"a,b slots=2\n", "'a,b' is no name of a host"),
+        (b"-oProxyCommand=id slots=2\n", "'-oProxyCommand=id' is no name of a host"),  # ssh's own option
         (b"\xff\xfe", "not a text file in UTF-8"),
     ],
 )

@@ -86,6 +86,12 @@ def test_only_this_projects_training_from_one_launcher_is_started_again(hostfile
             _ = Launch(other).run_dir
 
 
+def test_a_host_that_include_can_not_name_is_refused_before_the_start(hostfile: Path) -> None:
+    hostfile.write_text("node1 slots=2\nme@node2 slots=2\n")
+    with pytest.raises(UserError, match=r"can't name me@node2: give it a name in ~/\.ssh"):
+        _ = Launch(("--hostfile", str(hostfile), "launch/pretrain.py")).run_dir
+
+
 def test_what_has_ended_by_itself_is_not_started_again(tmp_path: Path) -> None:
     began = time.time() - 10
     assert [code for code in (0, 1, 2, 130, 247) if may_restart(code, tmp_path, began)] == [1, 247]

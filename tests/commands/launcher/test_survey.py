@@ -122,3 +122,16 @@ def test_ssh_asks_for_no_password_and_names_its_reason(monkeypatch: pytest.Monke
         ask("node1", ["true"])
     fake.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
     assert ask("node1", remote_words({})).splitlines()[: len(words) + 1] == [*words, "node1"]
+
+
+def test_a_first_host_that_only_ssh_knows_is_looked_for_at_its_address() -> None:
+    def ask(host: str, words: list[str]) -> str:
+        assert (host, words) == ("me@alias.invalid", ["hostname -I"])
+        return "10.77.0.1 172.17.0.1 \n"
+
+    def silent(host: str, words: list[str]) -> str:
+        raise OSError("no answer")
+
+    assert survey._first({"me@alias.invalid": 2}, ask) == "10.77.0.1"
+    assert survey._first({"me@alias.invalid": 2}, silent) == "alias.invalid"
+    assert survey._first({"me@localhost": 2}, silent) == "localhost"

@@ -105,6 +105,8 @@ def test_ports(taken: int) -> None:
         (["--include", "localhost", "--exclude", "localhost"], "--include and --exclude exclude each other"),
         (["--include", "localhost", "--num_gpus", "1"], "can't stand beside --include"),
         (["--num_nodes", "2"], "--num_nodes 2 needs a hostfile"),
+        (["--num_gpus", "0"], "--num_gpus 0: expected a number above 0"),
+        (["--num_nodes", "-2"], "--num_nodes -2: expected a number above 0"),
         (["--no_ssh"], "--no_ssh needs --node_rank from 0 to 0"),
         (["--module", "--no_python"], "--module and --no_python exclude each other"),
         (["--no_python"], "may not be executed"),
@@ -181,6 +183,7 @@ def test_several_hosts_need_their_launcher(tmp_path: Path, monkeypatch: pytest.M
     assert "--launcher pdsh needs pdsh, which is not installed" in refused("--hostfile", path)
     assert "--launcher rsh: none of pdsh" in refused("--hostfile", path, "--launcher", "rsh")
     prepared(["--hostfile", path, "--include", "a", SCRIPT])  # one host: no launcher
+    assert "--num_nodes 3: the hostfile names 2" in refused("--hostfile", path, "--num_nodes", "3")
     assert "needs --node_rank from 0 to 1" in refused("--hostfile", path, "--no_ssh", "--node_rank", "2")
 
 

@@ -33,11 +33,40 @@ def test_measured_optimizer_states_equal_the_table(kind: str) -> None:
     assert measure_state_bytes(spec, model) == pytest.approx(table_state_bytes(spec, model), rel=0.05)
 
 
-def test_speed_is_that_of_one_row_on_a_cpu_and_the_budget_ends_it_after_two() -> None:
+def test_speed_is_that_of_a_few_rows_on_a_cpu_and_the_budget_ends_it_after_two(monkeypatch: pytest.MonkeyPatch) -> None:
     run = load_run_config(None, ["model=tiny", "model.vocab_size=1000", "max_seq_length=32"])
     cpu = Hardware("cpu", True, True, "CPU", 2**34)
     resolved = resolve(CONFIGS / "demo_fp32.json", run, 1, cpu)
     assert measure_tokens_per_second(run, resolved, cpu, budget=0.0) > 0
+    rows: list[int] = []
+
+    def seconds(*given: Any, **_: Any) -> float:
+        rows.append(given[3])
+        return 2.0
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    for length, wanted in ((32, 8), (256, 2), (512, 1), (1024, 1)):  # of the micro-batch's eight
+        longer = run.model_copy(update={"max_seq_length": length})
+        assert measure_tokens_per_second(longer, resolved, cpu) == wanted * length / 2
+        assert rows.pop() == wanted
+
+
+def test_a_large_model_is_measured_by_so_many_layers_as_fit_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of k layers takes as long as its FLOPs say, so the answer is that of the whole model."""
+    run = load_run_config(None, ["model=306m", "max_seq_length=512"])
+    cpu = Hardware("cpu", True, True, "CPU", 2**36)
+    resolved = resolve(CONFIGS / "fp32.json", run, 1, cpu)
+    made: list[int] = []
+
+    def seconds(*given: Any, model: ModelConfig, **_: Any) -> float:
+        made.append(model.num_hidden_layers)
+        return measure._flops(model, run) * 512 / speed
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    whole = measure._flops(run.model, run)
+    for speed, layers in ((1e14, 27), (5e11, range(2, 27)), (1e9, 1)):
+        assert measure_tokens_per_second(run, resolved, cpu) == pytest.approx(speed / whole)
+        assert made.pop() in ([layers] if isinstance(layers, int) else layers) and made.pop() == 1
 
 
 def test_rows_are_doubled_while_that_pays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from minimind.base.launcher import free_port
 from minimind.config.run import load_run_config
 from minimind.config.watchdog import WatchdogConfig
 from minimind.training.checkpoint.writer import Saver
-from minimind.training.process.hang import debugged, line_to_resume, write_stacks
+from minimind.training.process.hang import debugged, write_stacks
 from minimind.training.process.watchdog import EVALUATION, EXPORT, SAVE, START, STEP, WRITE, Pace, Watchdog, attended
 from tests.support import DS_CONFIGS, FakeEngine, OneRank
 from tests.training.run.test_main import SMALL, launch
@@ -157,19 +157,6 @@ def test_stacks_name_every_thread_and_where_it_stands(tmp_path: Path) -> None:
     assert "why" in text and "a-thread" in text and "in waiting_here" in text and "MainThread" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "ranks", "command"),
-    [
-        (["a.py", "--local_rank=0", "--max-steps", "5"], "1", "deepspeed a.py --max-steps 5 --resume"),
-        (["a.py", "--resume", "--set", "x=a b"], "2", "deepspeed --num_gpus 2 a.py --set 'x=a b' --resume"),
-        (["a.py", "--resume", "old run", "--skip-bad"], "1", "deepspeed a.py --skip-bad --resume"),
-        (["a.py", "--resume=old", "--local_rank=1"], "1", "deepspeed a.py --resume"),
-    ],
-)
-def test_the_command_to_go_on_with(words: list[str], ranks: str, command: str) -> None:
-    assert line_to_resume(words, ranks) == command
-
-
 def test_the_section_of_the_yaml(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     for text, enabled, limit in [("off", False, None), ("{limit: 1800}", True, 1800), ("on", True, None)]:
@@ -291,8 +278,9 @@ def test_a_rank_that_is_stopped_ends_the_run_with_the_stacks_and_how_to_go_on(
         stacks = run / "hang" / "rank-1.txt"
         assert re.search(r"rank 1: no progress in .* for \d+ s \(limit 8 s\), step \d+; ", line)
         assert str(stacks) in line and "Traceback" not in errors
-        command = line.partition("go on with: ")[2]
-        assert command.startswith("deepspeed --num_gpus 2 launch/pretrain.py --deepspeed_config ")
+        command = line.partition("go on (for this rank) with: ")[2]
+        assert command.startswith("env RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 ")
+        assert f"{sys.executable} launch/pretrain.py --deepspeed_config " in command
         assert command.endswith(" --resume") and f"--output-dir {run} " in command
         text = stacks.read_text()
         assert "in train" in text and "(most recent call first)" in text
@@ -315,14 +303,14 @@ def test_a_hang_in_one_process_ends_it_although_the_main_thread_hears_nothing(tm
         "from minimind.training.process.watchdog import STEP, Watchdog\n"
         "from minimind.config.watchdog import WatchdogConfig\n"
         "dog = Watchdog()\n"
-        f"dog.start(WatchdogConfig(limit=0.5), Path({str(tmp_path)!r}), 0, StopRequest())\n"
+        f"dog.start(WatchdogConfig(limit=0.5), Path({str(tmp_path)!r}), 0, StopRequest(), 'with: it')\n"
         "dog.beat(STEP, 7)\n"
         "ctypes.CDLL(None).sleep(600)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert done.stderr.startswith("error: rank 0: no progress in a step for ") and done.stderr.count("\n") == 1
-    assert "step 7" in done.stderr and "there is no checkpoint yet" in done.stderr
+    assert "step 7" in done.stderr and "there is no checkpoint yet: start again with: it" in done.stderr
     assert (tmp_path / "hang" / "rank-0.txt").is_file()
 
 
@@ -330,7 +318,7 @@ def test_a_watchdog_that_is_off_or_not_started_does_nothing(tmp_path: Path) -> N
     before = threading.active_count()
     with Watchdog() as watchdog:
         stop: Any = SimpleNamespace(hear=lambda *_: pytest.fail("nothing to hear"))
-        watchdog.start(WatchdogConfig(enabled=False), tmp_path, 0, stop)
+        watchdog.start(WatchdogConfig(enabled=False), tmp_path, 0, stop, "")
         watchdog.beat(STEP, 3)
         watchdog.rest()
         assert threading.active_count() == before

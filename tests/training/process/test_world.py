@@ -19,6 +19,7 @@ MASTER = {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29600"}
 # What a job has, in its batch script too, and what srun adds to it (slurm 17 to 25; the values of two hosts of two)
 JOB = {"SLURM_JOB_ID": "901593", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[01-02]"}
 BATCH = {**JOB, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASK_PID": "17"}
+HOSTS_ONLY = {name: value for name, value in BATCH.items() if name != "SLURM_NTASKS"}
 STEP = {
     **JOB,
     "SLURM_STEP_ID": "0",
@@ -37,6 +38,16 @@ OPEN_MPI = {
     "PMIX_RANK": "3",
     "PMIX_NAMESPACE": "prterun-node01-17@1",
 }
+KIN = [
+    {
+        "JSM_NAMESPACE_RANK": "3",
+        "JSM_NAMESPACE_SIZE": "4",
+        "JSM_NAMESPACE_LOCAL_RANK": "1",
+        "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    },
+    {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
+]
+FLUX = {"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": "1", "PMI_RANK": "3", "PMI_SIZE": "4"}
 MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 MVAPICH = {f"MV2_COMM_WORLD_{name}": OPEN_MPI[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE")}
 MVAPICH |= {"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"}
@@ -44,7 +55,7 @@ ALONE = World(0, 1, 0, 1)
 FOUR = World(3, 4, 1, 2, ("10.77.0.1", 29600))
 
 
-@pytest.mark.parametrize("variables", [TORCHRUN, DEEPSPEED, STEP, OPEN_MPI, MPICH, MVAPICH])
+@pytest.mark.parametrize("variables", [TORCHRUN, DEEPSPEED, STEP, OPEN_MPI, MPICH, MVAPICH, *KIN])
 def test_each_starter_means_the_same_world(variables: dict[str, str]) -> None:
     assert read_world({**variables, **MASTER}) == FOUR
     environment = {**variables, **MASTER}
@@ -94,6 +105,9 @@ def test_one_process_is_one_rank_and_leaves_the_environment_alone(variables: dic
     ("variables", "says"),
     [
         ({**BATCH}, "this job has 4 tasks and srun has not started this one: srun python"),
+        ({**BATCH, "SLURM_STEP_ID": "4294967291"}, "this job has 4 tasks"),  # a batch script's own number of a step
+        ({**HOSTS_ONLY, "SLURM_NTASKS_PER_NODE": "3"}, "this job has 6 tasks"),
+        (HOSTS_ONLY, "this job has 2 tasks and srun has not started this one: srun python"),  # sbatch -N 2
         ({**BATCH, "SLURM_PROCID": "1"}, "srun python"),  # some of srun's variables, by a wrapper
         ({**BATCH, "SLURM_PROCID": "1", "SLURM_NTASKS": "1"}, "srun python"),
         ({"PMIX_RANK": "1"}, "no variable says of how many"),
@@ -110,6 +124,17 @@ def test_one_process_is_one_rank_and_leaves_the_environment_alone(variables: dic
         ({**STEP, "SLURM_HET_SIZE": "2"}, "MASTER_ADDR=HOST_OF_TASK_0 srun python"),
         ({**STEP, "SLURM_PROCID": "4"}, "no such place in a world"),
         ({**STEP, "MASTER_PORT": "99999"}, "ports go from 1 to 65535"),
+        # variables of two starters
+        (
+            {**STEP, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", **MASTER},
+            "RANK=0 and SLURM_PROCID=3 are two places",
+        ),
+        ({**OPEN_MPI, **MASTER, "WORLD_SIZE": "8"}, "WORLD_SIZE=8, and Open MPI has started 4 ranks: unset WORLD_SIZE"),
+        ({**STEP, "WORLD_SIZE": "2"}, "WORLD_SIZE=2, and srun has started 4 ranks"),
+        (
+            {**FLUX},
+            "by flux, and none knows where rank 0 is: flux run --env=MASTER_ADDR=HOST_OF_RANK_0",
+        ),
         # a launcher in each task, which knows of this host only
         ({**STEP, **DEEPSPEED, "CROSS_SIZE": "1", **MASTER}, "4 tasks were started, and each has started a launcher"),
         ({**OPEN_MPI, **TORCHRUN, "GROUP_WORLD_SIZE": "1", **MASTER}, "start the script itself, srun python"),
@@ -133,6 +158,16 @@ def test_the_inner_starter_knows_the_ranks() -> None:
     assert read_world({**BATCH, **DEEPSPEED, "CROSS_SIZE": "1", **MASTER}) == FOUR  # a batch script that runs deepspeed
     assert read_world({**JOB, **DEEPSPEED, **MASTER}) == FOUR
     assert read_world({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4", **MASTER}) == FOUR  # srun --mpi=pmi2: no local rank
+
+
+def test_what_a_job_script_exports_beside_its_starter_does_no_harm() -> None:
+    """As PyTorch's tutorials have it: WORLD_SIZE and the master from the batch script, RANK by srun."""
+    assert read_world({**STEP, **MASTER, "WORLD_SIZE": "4"}) == FOUR
+    assert read_world({**OPEN_MPI, **MASTER, "WORLD_SIZE": "4", "LOCAL_RANK": "0"}) == FOUR
+    assert read_world({**STEP, **MASTER, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}).rank == 3
+    assert read_world({**FLUX, **MASTER}).local_size is None
+    old = {name: value for name, value in STEP.items() if name != "SLURM_STEP_ID"}  # as SLURM before 2.0 has it
+    assert read_world({**old, "SLURM_STEPID": "0"}) == read_world(STEP)
 
 
 def test_mpirun_on_one_host_needs_no_master() -> None:

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from minimind.training.health.lr_bands import usual_band
-from minimind.training.sweep.curves import Curve, geometric, judge, recommend, recommend_from_range
+from minimind.training.sweep.curves import Curve, judge, recommend, recommend_from_range
+from minimind.training.sweep.options import geometric
 
 STEPS = 50
 START = 8.7

@@ -207,13 +207,17 @@ const Curves = (() => {
     options(series, bands) {
       const style = getComputedStyle(document.documentElement),
         colour = (name) => style.getPropertyValue(name).trim();
-      const grid = { stroke: colour("--line"), width: 1 },
+      const base = this.spec.base || 10,
         font = "11px system-ui, sans-serif";
-      const axis = { stroke: colour("--soft"), font, grid, ticks: { stroke: colour("--line") } };
+      const power = (y) => Math.abs(Math.log(y) / Math.log(base) - Math.round(Math.log(y) / Math.log(base))) < 1e-6;
+      // On a logarithmic axis lines at the powers alone: those between them are a grey band on a phone.
+      const filter = (u, splits, i) => (i === 1 && this.logarithmic ? splits.map((y) => (power(y) ? y : null)) : splits);
+      const ruled = { stroke: colour("--line"), width: 1, filter };
+      const axis = { stroke: colour("--soft"), font, grid: ruled, ticks: { ...ruled, size: 5 } };
       const timed = this.view.x === "elapsed",
         xText = timed ? duration : short;
       const steps = timed ? { incrs: [...TIMES, ...TIMES.map((seconds) => seconds * 86400)] } : {};
-      const yScale = { distr: this.logarithmic ? 3 : 1, log: this.spec.base || 10 };
+      const yScale = { distr: this.logarithmic ? 3 : 1, log: base };
       return {
         ...this.size(),
         series,
@@ -224,7 +228,7 @@ const Curves = (() => {
           y: { ...yScale, range: (u) => this.range(u) },
         },
         axes: [
-          { ...axis, ...steps, space: 60, values: (_, xs) => xs.map((x) => (Number.isInteger(x) ? xText(x) : "")) },
+          { ...axis, ...steps, size: 30, space: 60, values: (_, xs) => xs.map((x) => (Number.isInteger(x) ? xText(x) : "")) },
           { ...axis, size: 58, space: 34, values: (_, ys) => ys.map((y) => (y === null ? "" : short(y))) },
         ],
         cursor: {
@@ -361,7 +365,7 @@ const Curves = (() => {
       this.legend.replaceChildren();
       if (labels.size < 2) return;
       for (const [label, line] of labels) {
-        const button = element("button", { type: "button" }, dot(line.colour), label);
+        const button = element("button", { type: "button" }, dot(line.colour, line.dash), label);
         button.setAttribute("aria-pressed", String(!this.hidden.has(label)));
         button.addEventListener("click", () => this.toggle(label));
         this.legend.append(button);
@@ -388,9 +392,11 @@ const Curves = (() => {
     }
   }
 
-  function dot(colour) {
+  /** A line's mark in a legend; a ring for one that is not drawn through. */
+  function dot(colour, dashed) {
     const node = element("span", { className: "dot" });
-    node.style.background = colour;
+    if (dashed) node.style.border = `2px solid ${colour}`;
+    else node.style.background = colour;
     return node;
   }
 

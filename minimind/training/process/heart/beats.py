@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 BEAT, ANSWER = b"beat", b"answer"  # the two directions: a frame of one is none of the other
-_BODY = struct.Struct(">BIQI")
+_BODY = struct.Struct(">BIQIQ")
 _SEAL = 16  # bytes of the HMAC-SHA-256
 SIZE = _BODY.size + _SEAL
 
@@ -30,16 +30,20 @@ LOSSES = frozenset({Word.STOPPED, Word.ENDED, Word.GONE, Word.SILENT})  # in an 
 
 @dataclass(frozen=True)
 class Frame:
-    """``rank``: whom it is about. ``count``: grows with each beat of a rank; an answer has that of the beat."""
+    """``rank``: whom it is about. ``count``: grows with each beat of a rank; an answer has that of the beat.
+
+    ``saved``: in an answer, the step of the last complete checkpoint that rank 0 knows; 0 without one.
+    """
 
     kind: Word
     rank: int
     count: int = 0
     detail: int = 0
+    saved: int = 0
 
     def sealed(self, direction: bytes, key: bytes) -> bytes:
         """The frame's ``SIZE`` bytes."""
-        body = _BODY.pack(self.kind, self.rank, self.count, self.detail)
+        body = _BODY.pack(self.kind, self.rank, self.count, self.detail, self.saved)
         return body + _seal(body, direction, key)
 
 
@@ -48,8 +52,8 @@ def opened(data: bytes, direction: bytes, key: bytes) -> Frame | None:
     body, seal = data[: _BODY.size], data[_BODY.size :]
     if len(data) != SIZE or not hmac.compare_digest(seal, _seal(body, direction, key)):
         return None
-    kind, rank, count, detail = _BODY.unpack(body)
-    return Frame(Word(kind), rank, count, detail)
+    kind, *numbers = _BODY.unpack(body)
+    return Frame(Word(kind), *numbers)
 
 
 def _seal(body: bytes, direction: bytes, key: bytes) -> bytes:

@@ -33,7 +33,9 @@ class Caller:
         self._refused: float | None = None  # for so many seconds nobody has listened there
         self.met = self.over = False  # answered once; rank 0 has ended well
         self.lost: Frame | None = None
+        self.certain = False  # rank 0 has said so
         self.told: Word | None = None  # what rank 0 has heard last
+        self.saved = 0  # the step of the last complete checkpoint, as rank 0 has answered
 
     def beat(self, kind: Word, detail: int = 0) -> None:
         """What there is to say of the rank: at once if it is new, else each period."""
@@ -118,11 +120,12 @@ class Caller:
 
     def _take(self, answer: Frame) -> None:
         self._unanswered, self._refused, self.met = 0.0, None, True
+        self.saved = answer.saved
         self.told = self._sent if answer.count == self._count else self.told
         if answer.kind is Word.OVER:
             self.over = True
         elif answer.kind in LOSSES:
-            self.lost = answer
+            self.lost, self.certain = answer, True
 
     def _failed(self, code: int) -> None:
         """``code``: of the system, why."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from minimind.base.findings import Finding
 from minimind.config.heartbeat import HeartbeatConfig
+from minimind.training.checkpoint.directory import Checkpoint
 from minimind.training.process.heart.living import END
 from minimind.training.process.heart.loss import EARLY
 from minimind.training.process.heart.pulse import Orders
@@ -61,13 +62,15 @@ class Heartbeat:
         self.end(EARLY if early else 0 if error is None else 2 if type(error).__name__ == "UserError" else 1)
 
     def start(
-        self, config: HeartbeatConfig, agreement: Agreement, stop: StopRequest, run_dir: Path, go_on: str
+        self, config: HeartbeatConfig, agreement: Agreement, stop: StopRequest, run_dir: Path | None, go_on: str
     ) -> list[Finding]:
-        """Begin to beat; all ranks call it. A finding if a rank can't reach rank 0's pulse: then none beats.
+        """Begin to beat, if no rank has it disabled; all call it. A finding if one can't reach rank 0's pulse: then
+        none beats.
 
-        ``go_on``: the command that goes on from a checkpoint.
+        ``run_dir`` None: it keeps no checkpoints. ``go_on``: how to go on from one, or to start again: "with: ", and
+        the command.
         """
-        if agreement.world_size == 1 or not config.enabled:
+        if agreement.world_size == 1 or not all(agreement.gather(config.enabled)):
             return []
         self._stop = stop
         hosts, key = agreement.gather(socket.gethostname()), agreement.from_first(secrets.token_hex(32))
@@ -80,7 +83,7 @@ class Heartbeat:
             key=key,
             limit=config.limit,
             speaks=speaks,
-            run_dir=str(run_dir),
+            run_dir=str(run_dir or ""),
             go_on=go_on,
         )
         place = (orders.address, self._begin(orders)) if agreement.rank == 0 else None
@@ -89,9 +92,9 @@ class Heartbeat:
             self._begin(replace(orders, address=address, port=port))
         return self._agree(agreement, config.limit, f"{address} port {port}")
 
-    def saved(self, checkpoint: Path) -> None:
-        """This is the last complete checkpoint now."""
-        self._tell({"saved": str(checkpoint)})
+    def saved(self, checkpoint: Checkpoint | None) -> None:
+        """This is the last complete checkpoint now; rank 0 is told first."""
+        self._tell({"saved": None if checkpoint is None else [checkpoint.step, str(checkpoint.path)]})
 
     def end(self, code: int = 0) -> None:
         """This rank ends by itself; with 0 when its work is done."""

@@ -11,7 +11,7 @@ import resource
 import selectors
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minimind.training.process.heart.beats import ANSWER, BEAT, SIZE, Frame, opened
 
@@ -104,7 +104,7 @@ class Listener:
 
     def _answer(self, connection: _Connection, news: Frame) -> None:
         assert connection.rank is not None
-        frame = Frame(news.kind, news.rank, self._counts[connection.rank], news.detail)
+        frame = replace(news, count=self._counts[connection.rank])
         try:
             connection.socket.sendall(frame.sealed(ANSWER, self._key))
         except OSError:  # it does not read, or is gone

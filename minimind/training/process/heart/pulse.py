@@ -1,9 +1,9 @@
 """The pulse: the process beside a rank that beats for it, hears who is lost, and then ends the rank.
 
 ``python -m minimind.training.process.heart.pulse``, started by heartbeat.py, which writes lines of JSON to its stdin:
-first the ``Orders``, then ``{"saved": PATH}`` and at last ``{"ended": CODE}``. On stdout it says ``{"port": N}`` (rank
-0's), ``{"met": true}`` once rank 0 has answered, and ``{"lost": {...}}``. It lives hardly longer than its rank, and
-hears no request to stop: those are the rank's. Nothing heavy is imported here.
+first the ``Orders``, then ``{"saved": [STEP, PATH]}`` and at last ``{"ended": CODE}``. On stdout it says ``{"port":
+N}`` (rank 0's), ``{"met": true}`` once rank 0 has answered, and ``{"lost": {...}}``. It lives hardly longer than its
+rank, and hears no request to stop: those are the rank's. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import os
 import selectors
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from minimind.base.display import complain
+from minimind.training.checkpoint.directory import Checkpoint, directories
 from minimind.training.process.attention import Attention
 from minimind.training.process.heart.beats import Frame, Word
 from minimind.training.process.heart.caller import Caller
@@ -40,8 +42,8 @@ class Orders:
     key: str  # the run's, in hexadecimal
     limit: float  # seconds
     speaks: bool  # says what is lost, for its host
-    run_dir: str
-    go_on: str  # the command that goes on from a checkpoint
+    run_dir: str  # empty: it keeps no checkpoints
+    go_on: str  # "with: ", and the command that goes on from a checkpoint, or starts again without one
 
 
 class Pulse:
@@ -51,7 +53,7 @@ class Pulse:
         self.orders = orders
         self.selector = selectors.DefaultSelector()
         self.rank, self.inbox = Rank(os.getppid()), Inbox(sys.stdin.fileno())
-        self.saved = ""  # the last complete checkpoint
+        self.saved: Checkpoint | None = None  # the last complete one that the rank knows
         self.kind, self.code = Word.ALIVE, 0  # of the rank
         self._attention, self._after = Attention(TICK), 0.0
         self.selector.register(sys.stdin, selectors.EVENT_READ, self._hear)
@@ -84,7 +86,9 @@ class Pulse:
 
     def _hear(self) -> None:
         for message in self.inbox.read():
-            self.saved = message.get("saved", self.saved)
+            if "saved" in message:
+                step, path = message["saved"] or (0, "")
+                self.saved = Checkpoint(Path(path), step) if path else None
             if "ended" in message:
                 self.kind, self.code = Word.ENDED, message["ended"]
         if self.inbox.closed:
@@ -113,10 +117,18 @@ class Pulse:
         answer({"lost": 0 if early else 1, "woken": self.kind is Word.STOPPED})
         self.rank.end()
 
+    def last(self) -> tuple[Checkpoint | None, bool]:
+        """The run's last complete checkpoint, and whether there can be no later one."""
+        return self.saved, True
+
     def _advice(self) -> str:
-        if not self.saved:
-            return f"no checkpoint of {self.orders.run_dir} is complete yet: start again with: {self.orders.go_on}"
-        return f"the last complete checkpoint is {self.saved}; go on with: {self.orders.go_on}"
+        go_on = self.orders.go_on
+        if not self.orders.run_dir:
+            return f"start again {go_on}"
+        saved, certain = self.last()
+        if saved is None:
+            return f"no checkpoint of {self.orders.run_dir} is complete yet: start again {go_on}"
+        return f"the last complete checkpoint{'' if certain else ' known here'} is {saved.path}; go on {go_on}"
 
 
 class FirstPulse(Pulse):
@@ -135,7 +147,7 @@ class FirstPulse(Pulse):
         self.roll.passed(seconds)
         self.roll.heard(Frame(self.kind, 0, detail=self.code))
         if self.kind is Word.ENDED and (not self.code or self.roll.over()):
-            self.listener.tell(Frame(Word.OVER, 0))
+            self.listener.tell(Frame(Word.OVER, 0, saved=self._step))
             return True
         return False
 
@@ -143,11 +155,15 @@ class FirstPulse(Pulse):
         return self.roll.lost()
 
     def spread(self, loss: Frame) -> None:
-        self.listener.tell(loss)
+        self.listener.tell(replace(loss, saved=self._step))
 
     def _heard(self, beat: Frame) -> Frame:
         self.roll.heard(beat)
-        return self.roll.lost() or Frame(Word.FINE, beat.rank)
+        return replace(self.roll.lost() or Frame(Word.FINE, beat.rank), saved=self._step)
+
+    @property
+    def _step(self) -> int:
+        return self.saved.step if self.saved is not None else 0
 
 
 class OtherPulse(Pulse):
@@ -169,6 +185,13 @@ class OtherPulse(Pulse):
 
     def lost(self) -> Frame | None:
         return self.caller.lost
+
+    def last(self) -> tuple[Checkpoint | None, bool]:
+        """A rank that was stopped, or cut off, may not have learned of one that is complete: rank 0's pulse has."""
+        step, saved = self.caller.saved, self.saved
+        if step > (saved.step if saved is not None else 0):
+            saved = Checkpoint(directories(Path(self.orders.run_dir), step)[1], step)
+        return saved, self.caller.certain
 
 
 def answer(message: dict[str, Any]) -> None:

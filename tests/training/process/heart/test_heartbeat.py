@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minimind.config.heartbeat import HeartbeatConfig
+from minimind.training.checkpoint.directory import Checkpoint
 from minimind.training.process.heart.heartbeat import Heartbeat
 from minimind.training.process.heart.living import Inbox
 from minimind.training.process.signals import StopRequest
@@ -74,5 +75,17 @@ def test_one_rank_and_a_heartbeat_that_is_off_start_nothing(tmp_path: Path) -> N
         agreement.world_size = ranks
         with Heartbeat() as heartbeat:
             assert heartbeat.start(config, agreement, StopRequest(), tmp_path, "go on") == []
-            heartbeat.saved(tmp_path)
+            heartbeat.saved(Checkpoint(tmp_path, 1))
             assert threading.active_count() == before
+
+
+def test_a_rank_that_has_it_off_has_it_off_for_all(tmp_path: Path) -> None:
+    class Two(OneRank):
+        world_size = 2
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value, False]
+
+    agreement: Any = Two()
+    with Heartbeat() as heartbeat:
+        assert heartbeat.start(HeartbeatConfig(), agreement, StopRequest(), tmp_path, "with: it") == []

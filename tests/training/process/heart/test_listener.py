@@ -83,7 +83,7 @@ def test_a_sealed_beat_is_heard_and_answered_although_it_comes_in_pieces(port: P
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\nHost: node1:29500\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: node1:29500\r\nAccept: */*\r\n\r\n",
         bytes(SIZE),
         beat(key=b"x" * 32),
         beat(rank=3),
@@ -161,9 +161,13 @@ def test_a_caller_meets_hears_a_loss_and_connects_again_after_a_break(port: Port
     before = len(port.beats)
     port.until(lambda: call.turn() or len(port.beats) > before)
     assert call.caller.lost is None
-    port.answer = Frame(Word.SILENT, 2, detail=51)
-    port.until(lambda: call.turn(kind=Word.STOPPED) or call.caller.lost)
+    assert call.caller.saved == 0
+    port.answer = Frame(Word.FINE, 1, saved=20)
+    port.until(lambda: call.turn(kind=Word.STOPPED) or call.caller.saved == 20)
+    port.answer = Frame(Word.SILENT, 2, detail=51, saved=30)
+    port.until(lambda: call.turn(kind=Word.ALIVE) or call.caller.lost)
     assert call.caller.lost is not None and (call.caller.lost.kind, call.caller.lost.rank) == (Word.SILENT, 2)
+    assert call.caller.certain and call.caller.saved == 30  # a rank that is stopped did not hear of that one
     call.caller.close()
 
 
@@ -174,7 +178,7 @@ def test_a_caller_that_nobody_answers_has_lost_the_first_rank(port: Port) -> Non
             call.turn(1.0)
         assert call.caller.lost is None
         call.turn(1.0)
-        assert call.caller.lost == Frame(Word.SILENT, 0, detail=51)
+        assert call.caller.lost == Frame(Word.SILENT, 0, detail=51) and not call.caller.certain
         call.caller.close()
 
 
