@@ -92,7 +92,8 @@ def main() -> None:
     pairs = [(a, b) for i in theirs for a, b in zip(ours[i], theirs[i], strict=True)]
     agree = sum(best(ours[i]) == best(theirs[i]) for i in theirs)
     print(f"largest difference of a log-likelihood {max(abs(a[0] - b[0]) for a, b in pairs):.2e}")
-    print(f"greedy flags: {sum(a[1] == b[1] for a, b in pairs)} of {len(pairs)} agree; answers: {agree} of {len(theirs)}")
+    flags = sum(a[1] == b[1] for a, b in pairs)
+    print(f"greedy flags: {flags} of {len(pairs)} agree; answers: {agree} of {len(theirs)}")
     sys.exit(agree != len(theirs))
 
 

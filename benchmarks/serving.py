@@ -1,4 +1,4 @@
-"""The server beside its own engine: one client, 16 clients, whole and streamed, and ``generate_batch`` without a server.
+"""The server beside its own engine: one client and 16, whole and streamed, and ``generate_batch`` without a server.
 
     python benchmarks/serving.py [--preset 26m] [--saved-dtype bfloat16] [--new-tokens 128] [--threads N] [--rounds 5]
         [--clients 16] [--json OUT]
@@ -124,7 +124,8 @@ def compare(port: int, model: Path, options: argparse.Namespace) -> dict[str, An
     }
     rows = {name: 1 if name.startswith("one") else options.clients for name in forms}
     alone = [answer(port, prompt, count, i, False) for i, prompt in enumerate(prompts)]
-    same = [sum(a == b for a, b in zip(forms[name](), alone, strict=True)) for name in (together, f"{together}, streamed")]
+    both = (forms[together], forms[f"{together}, streamed"])
+    same = [sum(a == b for a, b in zip(form(), alone, strict=True)) for form in both]
     forms["generate_batch"]()
     speeds: dict[str, list[float]] = {name: [] for name in forms}
     with asking_health(port) as health:

@@ -1,8 +1,8 @@
 """A real headless Chromium (Debian's package), driven by its debugging protocol through two pipes: no port, no driver.
 
 ``with Browser.start(folder) as browser, browser.page(...) as page`` or the skip that says what is missing. A page has
-cookies and storage of its own. What it asks by ``confirm`` is answered with yes. `SCREENSHOTS` names a folder for pictures
-that a person looks at.
+cookies and storage of its own. What it asks by ``confirm`` is answered with yes. `SCREENSHOTS` names a folder for
+pictures that a person looks at.
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ class Page:
     def command(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self.browser.command(method, self.session, **parameters)
 
-    def look(
-        self, width: int, height: int, dark: bool = False, language: str = "en-US", phone: bool = False
-    ) -> None:
+    def look(self, width: int, height: int, dark: bool = False, language: str = "en-US", phone: bool = False) -> None:
         """The window's size, colours and language, for pages opened from now on."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.command("Emulation.setEmulatedMedia", features=[scheme])

@@ -49,8 +49,8 @@ def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
 def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer, settings: Mapping[str, Any] | None = None) -> list[int]:
     """The conversation so far, ending with ``<|im_start|>assistant⏎``: the next token is the answer's first.
 
-    ``settings``: what a chat template of others is told beside it (``enable_thinking``). Raises UserError where it can't
-    write the conversation, or doesn't read a setting, as ours reads none.
+    ``settings``: what a chat template of others is told beside it (``enable_thinking``). Raises UserError where it
+    can't write the conversation, or doesn't read a setting, as ours reads none.
     """
     template = tokenizer.chat_template
     for name in settings or ():

@@ -88,6 +88,7 @@ class ChatTemplate:
         """The conversation so far, and what an answer begins with. ``settings``: what the template is told beside it,
         by names that it `reads`, such as ``enable_thinking``. NotRendered."""
         chat = self._write(*messages_of(turns), prompt=True, settings=settings)
+        _check_told(chat)
         return self._encoder.encode(chat.text, chat.marks, [])[0]
 
     def reads(self, name: str) -> bool:
@@ -212,18 +213,25 @@ def _marked(chat: _Chat) -> Iterator[tuple[int, int]]:
         yield found.span(1)
 
 
+def _check_told(chat: _Chat) -> None:
+    """Tools and every message's text are there. NotRendered."""
+    there = set(chat.marks.find(chat.text))
+    if chat.tools and chat.marks.tool not in chat.text:
+        raise NotRendered("the chat template leaves out the tools")
+    for number, message in enumerate(chat.messages):
+        if says(message) and chat.marks.body(number) not in there:
+            raise NotRendered(f"the chat template leaves out message {number + 1} ({message['role']})")
+
+
 def _check_marks(chat: _Chat, spans: Sequence[Span]) -> None:
     """Every message's text is there; that of an answer in its span, any other outside of all. NotRendered."""
+    _check_told(chat)
     marks, text = chat.marks, chat.text
-    if chat.tools and marks.tool not in text:
-        raise NotRendered("the chat template leaves out the tools")
     answers = {span.number for span in spans}
     inside = {mark: span.number for span in spans for mark in marks.find(text[span.start : span.end])}
     everywhere = Counter(marks.find(text))
     for number, message in enumerate(chat.messages):
         name = f"message {number + 1} ({message['role']})"
-        if says(message) and marks.body(number) not in everywhere:
-            raise NotRendered(f"the chat template leaves out {name}")
         place = number if number in answers else None
         for mark in everywhere.keys() & {marks.body(number), marks.thought(number)}:
             if everywhere[mark] > 1 or inside.get(mark) != place:

@@ -79,7 +79,7 @@ class ChatMessage(Strict):
     role: Annotated[Role, BeforeValidator(_system)]
     content: Annotated[Text, BeforeValidator(_joined_parts)]
     reasoning_content: Text = ""
-    tool_calls: list[ToolCall] = []
+    tool_calls: Annotated[list[ToolCall], Field(default_factory=list)]
 
     @model_validator(mode="before")
     @classmethod
@@ -114,8 +114,10 @@ class Request(Strict):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Annotated[
-        list[Annotated[Text, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)
-    ] = []
+        list[Annotated[Text, Field(min_length=1)]],
+        BeforeValidator(_as_list),
+        Field(max_length=MAX_STOPS, default_factory=list),
+    ]
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
@@ -172,10 +174,10 @@ class ChatRequest(Request):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] = []
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, default_factory=list)]
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[Text, bool | int | float | Word] = {}  # as vLLM has it
+    chat_template_kwargs: Annotated[dict[Text, bool | int | float | Word], Field(default_factory=dict)]  # as vLLM
 
     @model_validator(mode="after")
     def _with_logprobs(self) -> ChatRequest:

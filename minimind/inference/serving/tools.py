@@ -56,7 +56,7 @@ class _Offered(Strict):
 
     name: Annotated[Text, Field(min_length=1)]
     description: Text = ""
-    parameters: dict[str, Any] = {}
+    parameters: Annotated[dict[str, Any], Field(default_factory=dict)]
     strict: Literal[False] = False  # nothing holds a model to a schema
 
 

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
-from openai.types import completion_create_params as of_completions  # noqa: E402
-from openai.types.chat import completion_create_params as of_chats  # noqa: E402
+from openai.types import completion_create_params as of_completions
+from openai.types.chat import completion_create_params as of_chats
 
-from minimind.inference.serving.neutral import NEVER, UNLESS  # noqa: E402
-from tests.inference.running import CHAT, COMPLETIONS, HELLO, Running  # noqa: E402
+from minimind.inference.serving.neutral import NEVER, UNLESS
+from tests.inference.running import CHAT, COMPLETIONS, HELLO, Running
 
 BODIES: dict[str, dict[str, Any]] = {CHAT: HELLO, COMPLETIONS: {"prompt": "The river"}}
 PARAMETERS = [

@@ -18,12 +18,12 @@ from minimind.text.tokenizer import Tokenizer
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 
-from minimind.inference.about import About  # noqa: E402
-from minimind.inference.answers import Writer  # noqa: E402
-from minimind.inference.serving.page import FILES, page_paths  # noqa: E402
-from tests.browser import Browser, Page  # noqa: E402
-from tests.inference.running import Running, Speech  # noqa: E402
-from tests.waiting import PATIENCE, wait_for  # noqa: E402
+from minimind.inference.about import About
+from minimind.inference.answers import Writer
+from minimind.inference.serving.page import FILES, page_paths
+from tests.browser import Browser, Page
+from tests.inference.running import Running, Speech
+from tests.waiting import PATIENCE, wait_for
 
 ABOUT: Any = {
     "knows": "sums of two numbers, capitals, opposites and small stories",

@@ -26,7 +26,12 @@ def body_with(**more: Any) -> dict[str, Any]:
         (CHAT, [], 400, "must be a JSON object"),
         (CHAT, {"messages": []}, 400, "at least 1"),
         (CHAT, {"messages": [{"role": "function", "content": "x"}]}, 400, "messages[0].role: "),
-        (CHAT, {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, 400, "tool_calls[0].function: "),
+        (
+            CHAT,
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+            400,
+            "tool_calls[0].function: ",
+        ),
         (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0].content: Field required"),
         (CHAT, {"messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content: "),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text only"),

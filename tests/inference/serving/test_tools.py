@@ -131,9 +131,7 @@ def test_our_template_has_tools_in_the_system_message(
     assert f"<|im_start|>system\n{block}<|im_end|>\n<|im_start|>user" in told[1]
 
 
-def test_without_tools_a_call_is_text(
-    serving: Callable[[str | None], Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_tools_a_call_is_text(serving: Callable[[str | None], Served], monkeypatch: pytest.MonkeyPatch) -> None:
     served = serving(None)
     speech = Speech.put(monkeypatch, served.tokenizer, CALL)
     plain, none = served.ask(), served.ask(tools=TOOLS, tool_choice="none")
@@ -171,7 +169,11 @@ def test_a_template_that_opens_the_reasoning_when_it_is_told_to(
         (None, {"tools": [{"type": "function", "function": {"name": ""}}]}, r"tools\[0\].function.name: "),
         (None, {"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "function.strict: "),
         (None, {"parallel_tool_calls": False}, "parallel_tool_calls: false"),
-        (None, {"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "a"}}]}]}, "only the"),
+        (
+            None,
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "a"}}]}]},
+            "only the",
+        ),
         ("bracketed", {"messages": ASKED[1:]}, "the chat template"),
     ],
 )
@@ -183,9 +185,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "3", '{"a": "\\ud800"}'])
-def test_arguments_that_are_no_object_are_refused(
-    serving: Callable[[str | None], Served], arguments: str
-) -> None:
+def test_arguments_that_are_no_object_are_refused(serving: Callable[[str | None], Served], arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
     reply = serving(None).running.post(CHAT, messages=messages, tools=TOOLS)
