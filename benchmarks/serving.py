@@ -37,7 +37,7 @@ from minimind.interop.huggingface import save_pretrained
 from minimind.model.transformer import PRESETS, ModelConfig, Transformer
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
-HOW = {"temperature": 0.7, "top_p": 0.95}
+HOW: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
 
 
 def export(directory: Path, options: argparse.Namespace) -> None:

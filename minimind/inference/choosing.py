@@ -106,4 +106,5 @@ def _top_p(values: Floats, mass: float) -> NDArray[Any]:
     least = ordered[count - 1]
     kept = candidates > least
     kept[np.flatnonzero(candidates == least)[: count - int(np.count_nonzero(kept))]] = True
-    return ids[kept]
+    likeliest: NDArray[Any] = ids[kept]
+    return likeliest

@@ -232,7 +232,7 @@ def test_models_names_the_one_model(api: Running) -> None:
 
 
 LONG_PROMPT = {"prompt": "The river " * 9, "echo": True, "logprobs": 2, "max_tokens": 1}
-WORK = {
+WORK: dict[str, tuple[Any, str, str, dict[str, Any]]] = {
     "reading a body": (app, "parsed", CHAT, HELLO),
     "looking at a large body": (front, "_is_crowded", CHAT, {**HELLO, "user": "x" * 100_000}),
     "writing a conversation for the model": (Fitting, "chat", CHAT, HELLO),
