@@ -2,124 +2,53 @@
 
     python benchmarks/gpu.py [--data F] [--budget 450] [--only "bf16,bare bf16"] [--json OUT]
 
-Forms: fp16, bf16, fp32, ZeRO-2, ZeRO-2 with offload and Muon through our trainer, compiled and eager, bf16 also with
-attention by dense mask; the bare PyTorch loop (side_bare.py) and Hugging Face Trainer (side_huggingface.py) beside
-them. All processes start at once, so that imports and compilation overlap; then one works at a time, round by round in
-turn. After each timed round the held-out loss is evaluated off the clock, which gives the time and tokens to --target
-(starting, compiling and the --warmup steps don't count). --budget seconds bound everything: rounds end when the next
-one would not fit, and a form that is not ready by half the budget or fails is named as such, with its error, never
-silently left out.
+Forms (gpu_forms.py): fp16, bf16, fp32, ZeRO-2, ZeRO-2 with offload and Muon through our trainer, compiled and eager,
+bf16 also with attention by dense mask and with eight rows a step; the bare PyTorch loop (side_bare.py), once with CUDA
+graphs, and Hugging Face Trainer (side_huggingface.py) beside them. Processes start at once, so that imports and
+compilation overlap; then one works at a time, round by round in turn. A card that can't hold them all (--together)
+takes them in groups, the ones that its targets need first. After each timed round the held-out loss is evaluated off
+the clock, which gives the time and tokens to --target (starting, compiling and the --warmup steps don't count).
+
+--budget seconds bound each group (all forms are one on a card of 141 GB): rounds end when the next one would not fit, a
+form that is not ready by half of it, hangs or fails is named as such, with its error, never silently left out, and the
+others go on. What is known is written to --json after every round, so a command that is cut off leaves it there.
 
 MFU: minimind/base/peaks.py names convention and peaks. "of bare loop": against it in the same precision and compile
-mode. The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, and on an
-H200 1.5 million tokens/s at 25% MFU. On a machine without a GPU it refuses, unless --cpu is given to try the script
-out: the figures then say nothing.
+mode. The last lines check what was promised: fp16 against fp32 at least 1.8 times as fast at half the memory, on an
+H200 1.5 million tokens/s at 25% MFU and then 2.4 million at 41%, on an RTX 3090 161 thousand. On a machine without a
+GPU it refuses, unless --cpu is given to try the script out: the figures then say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
-from typing import Any
+from threading import Timer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import options as shared
 from benchmarks.corpus import Corpus
-from benchmarks.figures import markdown, write_json
-from benchmarks.workers import Job, Round, Worker, WorkerError
+from benchmarks.figures import write_json
+from benchmarks.gpu_forms import FORMS, Form, Result, figures, promises, table
+from benchmarks.workers import Round, Worker, say
 from minimind.base.errors import UserError
-from minimind.base.hardware import detect
-from minimind.base.peaks import mfu, peak_flops
+from minimind.base.hardware import Hardware, detect
+from minimind.base.peaks import peak_flops
 from minimind.model.transformer import ModelConfig, Transformer
 
 READY_SHARE = 0.5  # of the budget: until then a form must have done its warm-up
-SPEED_PROMISE, MEMORY_PROMISE = 1.8, 0.5  # fp16 against fp32
-H200_SPEED, H200_MFU = 1.5e6, 0.25  # bf16, compiled
-
-
-@dataclass(frozen=True)
-class Form:
-    """One line of the table."""
-
-    name: str
-    side: str
-    precision: str
-    deepspeed_config: str = ""
-    compiled: bool = True
-    attention: str = "auto"
-
-    def job(self, options: argparse.Namespace, text: Corpus) -> Job:
-        """What its process does."""
-        compiling = self.compiled and not options.cpu
-        changes: dict[str, Any] = {
-            "precision": self.precision,
-            "compile": compiling,
-            "micro_batch": options.micro_batch,
-            "total_steps": options.total_steps,
-        }
-        if self.deepspeed_config:
-            changes["deepspeed_config"] = f"ds_configs/{self.deepspeed_config}.json"
-            changes["settings"] = {
-                "compile": "on" if compiling else "off",
-                "emulate_fp16": options.cpu,
-                "attention_backend": self.attention,
-            }
-        return shared.job(options, text, self.side, **changes)
-
-
-FORMS = (
-    Form("bf16", "ours", "bf16", "bf16"),
-    Form("bf16 eager", "ours", "bf16", "bf16", compiled=False),
-    Form("bf16 dense mask", "ours", "bf16", "bf16", attention="mask"),
-    Form("bf16 eager dense mask", "ours", "bf16", "bf16", compiled=False, attention="mask"),
-    Form("bf16 muon", "ours", "bf16", "muon"),
-    Form("bf16 ZeRO-2", "ours", "bf16", "bf16_zero2"),
-    Form("bf16 ZeRO-2 offload", "ours", "bf16", "bf16_zero2_offload"),
-    Form("fp16", "ours", "fp16", "fp16"),
-    Form("fp16 eager", "ours", "fp16", "fp16", compiled=False),
-    Form("fp32", "ours", "fp32", "fp32"),
-    Form("bare bf16", "bare", "bf16"),
-    Form("bare bf16 eager", "bare", "bf16", compiled=False),
-    Form("bare fp16", "bare", "fp16"),
-    Form("bare fp32", "bare", "fp32"),
-    Form("HF Trainer bf16", "hf", "bf16", compiled=False),
-    Form("HF Trainer bf16 compiled", "hf", "bf16"),
-)
-
-
-@dataclass
-class Result:
-    """What one form did; ``error`` says why there is less than asked for."""
-
-    form: Form
-    rounds: list[Round] = field(default_factory=list)
-    bits: list[float] = field(default_factory=list)
-    peak: int = 0
-    error: str = ""
-
-    @property
-    def speed(self) -> float | None:
-        return median(item.speed for item in self.rounds) if self.rounds else None
-
-    def to_target(self, target: float) -> tuple[float, int] | None:
-        """Seconds and trained tokens until held-out bits a byte were at ``target`` or below, or None."""
-        seconds, tokens = 0.0, 0
-        for item, bits in zip(self.rounds, self.bits, strict=False):
-            seconds, tokens = seconds + item.seconds, tokens + item.tokens
-            if bits <= target:
-                return seconds, tokens
-        return None
+A_FORM = 7 * 10**9  # bytes, by guess: a process of 64 rows with its CUDA context; Hugging Face's needs twice as much
 
 
 class Budget:
-    """Seconds that are left of the whole benchmark."""
+    """Seconds that are left."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._end, self.seconds = clock, clock() + seconds, seconds
@@ -137,21 +66,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hardware = detect()
     if hardware.device_type != "cuda" and not options.cpu:
         raise UserError("no CUDA GPU here; benchmarks/trainer.py measures on a CPU, --cpu tries this script out")
-    budget = Budget(options.budget)
     text = shared.corpus(options)
-    results = run(options, text, budget)
-    report(options, hardware.describe(), hardware.name, results)
+    results = [Result(form) for form in options.only]
+    groups = grouped(results, options.together or together(hardware))
+    limit_compilers(max(map(len, groups)))
+    say(f"{len(results)} forms in {len(groups)} group(s), {options.budget:.0f} s each at most")
+    for group in groups:
+        run(options, group, text, keep=lambda: report(options, hardware, results))
+    for line in report(options, hardware, results):
+        print(line)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = shared.parser(__doc__)
-    parser.add_argument("--budget", type=float, default=450.0, help="seconds for everything")
+    parser.add_argument("--budget", type=float, default=450.0, help="seconds for each group of forms")
     parser.add_argument("--rounds", type=shared.positive, default=8)
     parser.add_argument("--steps", type=shared.positive, default=25, help="optimizer steps a round")
     parser.add_argument("--warmup", type=shared.positive, default=10)
     parser.add_argument("--micro-batch", type=shared.positive, default=64, help="rows a step; less for a small GPU")
     parser.add_argument("--target", type=float, default=2.6, help="held-out bits a byte")
     parser.add_argument("--only", type=_forms, default=list(FORMS), help="comma-separated names")
+    parser.add_argument("--together", type=shared.positive, help="forms on the card at once (default: by its memory)")
     parser.add_argument("--cpu", action="store_true", help="run without a GPU, to try the script out")
     options = parser.parse_args(arguments)
     options.total_steps = options.warmup + options.rounds * options.steps
@@ -166,20 +101,37 @@ def _forms(text: str) -> list[Form]:
     return [known[name] for name in text.split(",")]
 
 
-def run(options: argparse.Namespace, text: Corpus, budget: Budget) -> list[Result]:
-    """Start every form, wait for those that get ready, train them in turn."""
-    results = [Result(form) for form in options.only]
+def together(hardware: Hardware) -> int:
+    """How many forms the card's memory holds at once, by guess; where it is unknown, one."""
+    return max(1, (hardware.memory or 0) // A_FORM)
+
+
+def grouped(results: Sequence[Result], size: int) -> list[Sequence[Result]]:
+    """The forms' results in their order, ``size`` at a time."""
+    return [results[start : start + size] for start in range(0, len(results), size)]
+
+
+def limit_compilers(processes: int) -> None:
+    """Inductor would start a process a core (32 at most) in each of ``processes``: share the cores instead."""
+    cores = os.cpu_count() or 1
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, cores // processes)))
+
+
+def run(options: argparse.Namespace, results: Sequence[Result], text: Corpus, keep: Callable[[], object]) -> None:
+    """Start every form, wait for those that get ready, train them in turn. ``keep`` is called after each round."""
+    budget = Budget(options.budget)
     workers = [Worker(result.form.name, result.form.job(options, text)) for result in results]
     try:
         warm_up(results, workers, options.warmup, budget)
-        for _ in range(options.rounds):
+        for number in range(options.rounds):
             for result, worker in zip(results, workers, strict=True):
                 if not result.error:
                     one_round(result, worker, options.steps, budget)
+            say(f"round {number + 1}: {budget.left():.0f} s left")
+            keep()
     finally:
         for worker in workers:
             worker.close()
-    return results
 
 
 def warm_up(results: Sequence[Result], workers: Sequence[Worker], steps: int, budget: Budget) -> None:
@@ -200,8 +152,9 @@ def warm_up(results: Sequence[Result], workers: Sequence[Worker], steps: int, bu
         except TimeoutError:
             result.error = f"not ready after {READY_SHARE * budget.seconds:.0f} s"
             worker.close()
-        except WorkerError as error:
-            result.error = str(error).strip().splitlines()[-1]
+        except Exception as error:  # whatever a side does wrong is its own line
+            result.error = last_line(error)
+        say(f"{result.form.name}: {result.error or 'ready'}")
     pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -212,28 +165,39 @@ def one_round(result: Result, worker: Worker, steps: int, budget: Budget) -> Non
         result.error = f"out of time after {len(result.rounds)} rounds"
         return
     try:
-        answer = worker.ask(f"steps {steps}")
-        result.rounds.append(Round(answer["tokens"], answer["seconds"], answer["cpu_seconds"]))
-        result.peak = answer["peak"]
-        result.bits.append(worker.ask("evaluate")["bits_per_byte"])
-    except WorkerError as error:
-        result.error = str(error).strip().splitlines()[-1]
+        with ended_after(max(0.0, budget.left()), worker):
+            answer = worker.ask(f"steps {steps}")
+            result.rounds.append(Round(answer["tokens"], answer["seconds"], answer["cpu_seconds"]))
+            result.peak = answer["peak"]
+            result.bits.append(worker.ask("evaluate")["bits_per_byte"])
+    except Exception as error:  # as in warm_up
+        result.error = last_line(error)
 
 
-def report(options: argparse.Namespace, machine: str, device: str, results: Sequence[Result]) -> None:
-    """Table, promises, JSON."""
+@contextmanager
+def ended_after(seconds: float, worker: Worker) -> Iterator[None]:
+    """A side that has not answered by then is ended, which whoever waits for it hears."""
+    timer = Timer(seconds, worker.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def last_line(error: Exception) -> str:
+    """The last line of what a side printed, or of the error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def report(options: argparse.Namespace, hardware: Hardware, results: Sequence[Result]) -> list[str]:
+    """Write the JSON; the lines to print: machine, table, promises."""
     model = Transformer(ModelConfig.preset(options.preset, vocab_size=options.vocab_size), seed=None)
-    flops = model.flops_per_token(options.row_length)
+    flops, device = model.flops_per_token(options.row_length), hardware.name
     lines = figures(results, options, flops, device)
-    print(
-        f"{machine}; {options.preset}, micro-batch {options.micro_batch} x {options.row_length}; "
-        f"MFU: {flops / 1e6:.0f} MFLOP a token, {_peak_text(device)}"
-    )
-    print(table(lines, options.target))
-    for line in promises({line["form"]: line for line in lines}, device):
-        print(line)
     about = {
-        "machine": machine,
+        "machine": hardware.describe(),
         "preset": options.preset,
         "flops_per_token": flops,
         "target": options.target,
@@ -241,6 +205,12 @@ def report(options: argparse.Namespace, machine: str, device: str, results: Sequ
         "row_length": options.row_length,
     }
     write_json(options.json, about | {"results": lines})
+    return [
+        f"{about['machine']}; {options.preset}, micro-batch {options.micro_batch} x {options.row_length}; "
+        f"MFU: {flops / 1e6:.0f} MFLOP a token, {_peak_text(device)}",
+        table(lines, options.target),
+        *promises({line["form"]: line for line in lines}, device),
+    ]
 
 
 def _peak_text(device: str) -> str:
@@ -248,82 +218,6 @@ def _peak_text(device: str) -> str:
     if half is None or single is None:
         return "peak unknown, so MFU is n/a"
     return f"peak {half / 1e12:.0f} TFLOP/s in half, {single / 1e12:.0f} in fp32 (dense, data sheet)"
-
-
-def figures(results: Sequence[Result], options: argparse.Namespace, flops: float, device: str) -> list[dict[str, Any]]:
-    """Everything known of each form, for the table and the JSON; None where there is nothing."""
-    speeds = {(item.form.precision, item.form.compiled): item.rounds for item in results if item.form.side == "bare"}
-    return [_figures(item, speeds, options.target, flops, device) for item in results]
-
-
-def _figures(
-    result: Result, bare: Mapping[tuple[str, bool], Sequence[Round]], target: float, flops: float, device: str
-) -> dict[str, Any]:
-    form = result.form
-    beside = bare.get((form.precision, form.compiled), [])
-    pairs = list(zip(result.rounds, beside, strict=False)) if form.side != "bare" else []
-    return {
-        "form": form.name,
-        "tokens_per_second": result.speed,
-        "mfu": mfu(result.speed, flops, peak_flops(device, form.precision)) if result.speed else None,
-        "peak_bytes": result.peak or None,
-        "of_bare": median(own.speed / other.speed for own, other in pairs) if pairs else None,
-        "to_target": result.to_target(target),
-        "best_bits_per_byte": min(result.bits, default=None),
-        "rounds": len(result.rounds),
-        "note": result.error,
-    }
-
-
-def table(lines: Sequence[Mapping[str, Any]], target: float) -> str:
-    """The figures as Markdown, ready for a README."""
-    header = ["form", "tokens/s", "MFU", "peak memory", "of bare loop", f"to {target} bits/byte", "note"]
-    return markdown(header, [_row(line) for line in lines])
-
-
-def _row(line: Mapping[str, Any]) -> list[str]:
-    def text(key: str, form: str, scale: float = 1.0) -> str:
-        return "n/a" if line[key] is None else format(line[key] * scale, form)
-
-    reached = line["to_target"]
-    target = f"{reached[0]:.1f} s, {reached[1] / 1e3:,.0f}k tokens" if reached else "not reached"
-    return [
-        line["form"],
-        text("tokens_per_second", ",.0f"),
-        text("mfu", ".1%"),
-        text("peak_bytes", ",.2f", 2**-30),
-        text("of_bare", ".2f"),
-        target,
-        line["note"],
-    ]
-
-
-def promises(lines: Mapping[str, Mapping[str, Any]], device: str) -> list[str]:
-    """fp16 against fp32, and on an H200 its targets: held or not, "n/a" where something was not measured."""
-    said = [_half_against_single(lines.get("fp16"), lines.get("fp32"))]
-    bf16 = lines.get("bf16")
-    if "H200" in device and bf16 and bf16["tokens_per_second"]:
-        speed, share = bf16["tokens_per_second"], bf16["mfu"]
-        said.append(
-            f"H200, bf16: {speed:,.0f} tokens/s ({_verdict(speed >= H200_SPEED)} {H200_SPEED:,.0f}), "
-            f"MFU {share:.1%} ({_verdict(share >= H200_MFU)} {H200_MFU:.0%})"
-        )
-    return said
-
-
-def _half_against_single(half: Mapping[str, Any] | None, single: Mapping[str, Any] | None) -> str:
-    if not half or not single or not half["tokens_per_second"] or not single["tokens_per_second"]:
-        return "fp16 against fp32: n/a, one of them was not measured"
-    speed = half["tokens_per_second"] / single["tokens_per_second"]
-    memory = half["peak_bytes"] / single["peak_bytes"]
-    return (
-        f"fp16 against fp32: {speed:.2f} times the speed ({_verdict(speed >= SPEED_PROMISE)} {SPEED_PROMISE}), "
-        f"{memory:.2f} of the memory ({_verdict(memory <= MEMORY_PROMISE)} {MEMORY_PROMISE})"
-    )
-
-
-def _verdict(holds: bool) -> str:
-    return "holds:" if holds else "MISSED:"
 
 
 if __name__ == "__main__":

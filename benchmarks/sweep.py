@@ -19,7 +19,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -32,6 +34,7 @@ from minimind.base.errors import UserError
 from minimind.config.run import load_run_config
 
 HELD_OUT_KILOBYTES = 64
+SCHEDULES = ["cosine", "linear", "cooldown", "wsd"]
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,17 @@ RECIPES = {
     "adamw": Recipe(
         "ds_configs/bf16.json",
         {"lr": [5e-4, 1e-3, 2e-3, 3e-3, 5e-3], "betas": [[0.9, 0.95], [0.9, 0.999]]},
-        {"warmup_ratio": [0.0, 0.02, 0.1], "model.initializer_range": [0.01, 0.02, 0.04]},
+        {
+            "lr_scheduler_type": SCHEDULES,
+            "warmup_ratio": [0.0, 0.02, 0.1],
+            "model.initializer_range": [0.01, 0.02, 0.04],
+        },
         [4, 8, 16],
     ),
     "muon": Recipe(
         "ds_configs/muon.json",
-        {"muon_lr": [0.01, 0.02, 0.04], "lr": [1e-3, 3e-3]},
-        {"warmup_ratio": [0.0, 0.02, 0.1], "model.initializer_range": [0.01, 0.02]},
+        {"muon_lr": [0.01, 0.02, 0.04], "lr": [3e-3, 6e-3, 1e-2, 2e-2, 4e-2], "weight_decay": [0.01, 0.05, 0.1]},
+        {"lr_scheduler_type": SCHEDULES, "warmup_ratio": [0.0, 0.02, 0.1], "model.initializer_range": [0.01, 0.02]},
         [4, 8],
     ),
 }
@@ -110,7 +117,7 @@ def trials(recipe: Recipe, shipped: Mapping[str, Any], only: Sequence[str] | Non
     if unknown:
         raise UserError(f"--settings {unknown[0]}: it is none of {', '.join(values)}")
     config = load_run_config(None)
-    settings = {"warmup_ratio": config.warmup_ratio, "model.initializer_range": config.model.initializer_range}
+    settings = {name: attrgetter(name)(config) for name in recipe.settings}
     standard = {**shipped, **settings, "rows": DEFAULT_ROWS}
     tried = {name: values[name] for name in only or values}
     changed = [Trial(name, value) for name, of in tried.items() for value in of if value != standard[name]]
@@ -143,17 +150,18 @@ def run(trial: Trial, shipped: Mapping[str, Any], options: argparse.Namespace, m
 
 def table(results: Sequence[tuple[Trial, Sequence[float]]]) -> str:
     """One line a trial: bits a byte over the seeds, and the distance from the shipped recipe, seed by seed."""
-    shipped = results[0][1]
-    rows = [
-        [
-            trial.setting or "as shipped",
-            "" if trial.value is None else str(trial.value),
-            spread(bits, ".3f"),
-            spread([own - other for own, other in zip(bits, shipped, strict=True)], "+.3f"),
-        ]
-        for trial, bits in results
-    ]
-    return markdown(["setting", "value", "held-out bits/byte", "against shipped"], rows)
+    rows = []
+    for trial, bits in results:
+        apart = [own - other for own, other in zip(bits, results[0][1], strict=True)]
+        value = "" if trial.value is None else str(trial.value)
+        rows.append([trial.setting or "as shipped", value, spread(bits, ".3f"), spread(apart, "+.3f"), error(apart)])
+    return markdown(["setting", "value", "held-out bits/byte", "against shipped", "mean, standard error"], rows)
+
+
+def error(apart: Sequence[float]) -> str:
+    """Mean of the seeds' distances and its standard error, which a single seed does not have."""
+    deviation = f"{stdev(apart) / len(apart) ** 0.5:.3f}" if len(apart) > 1 else "n/a"
+    return f"{mean(apart):+.3f}, {deviation}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 One model shape, one text, one set of initial weights, as many trained tokens a step on every side. MiniMind's recipe:
 AdamW 5e-4 with betas 0.9/0.999, cosine from the first step, no warmup, fp32 on a CPU, documents padded to 340, the mean
 of each micro-batch. Ours: ds_configs/bf16.json and ds_configs/muon.json with the trainer's own defaults. All schedules
-span --max-steps, so MiniMind's has come down to its end when it is measured and ours have not.
+span --max-steps, so MiniMind's has come down to its end when it is measured and ours have not; with `--plan muon=15`
+one of ours is planned for as many steps and comes down in them.
 
 Each round is a race of its own with another seed, for initial weights and the order of the text, the same on all
 sides; printed are medians over the rounds with the smallest and the largest. In a round the goal is the best that
@@ -38,7 +39,6 @@ RECIPES = {
 }
 HELD_OUT_KILOBYTES = 32  # it is evaluated dozens of times
 LEADER = "minimind"
-TARGETS = {"tokens": 0.35, "seconds": 0.15}  # of MiniMind's, with the muon recipe
 
 Point = tuple[int, float, float]  # trained tokens, seconds, bits a byte
 
@@ -94,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def one_round(options: argparse.Namespace, text: Corpus, seed: int) -> dict[str, Course]:
     """One race from one seed, each side in a process of its own."""
     workers = {}
+    steps = {name: options.plan.get(name, options.max_steps) for name in options.recipes}
     try:
         for name in options.recipes:
             side, changes = RECIPES[name]
@@ -103,13 +104,13 @@ def one_round(options: argparse.Namespace, text: Corpus, seed: int) -> dict[str,
                 options,
                 text,
                 side,
-                total_steps=options.max_steps,
+                total_steps=steps[name],
                 micro_batch=options.micro_batch,
                 seed=seed,
                 **changes,
             )
             workers[name] = Worker(name, job)
-        return race(workers, options.max_steps, options.every, options.target)
+        return race(workers, steps, options.every, options.target)
     finally:
         for worker in workers.values():
             worker.close()
@@ -127,6 +128,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-steps", type=shared.positive, default=60)
     parser.add_argument("--every", type=shared.positive, default=5, help="steps between evaluations")
     parser.add_argument("--micro-batch", type=shared.positive, default=8, help="packed rows a step")
+    parser.add_argument("--plan", type=_plan, default={}, help="steps of a recipe's own schedule: muon=15,adamw=42")
     parser.add_argument("--recipes", type=_recipes, default=list(RECIPES), help="minimind is always one")
     return parser.parse_args(arguments)
 
@@ -139,15 +141,25 @@ def _recipes(text: str) -> list[str]:
     return names
 
 
-def race(workers: Mapping[str, Worker], max_steps: int, every: int, target: float | None) -> dict[str, Course]:
-    """MiniMind to the target or the end of its steps, our recipes abreast of it in loss."""
+def _plan(text: str) -> dict[str, int]:
+    steps = {name: shared.positive(number) for name, _, number in (part.partition("=") for part in text.split(","))}
+    unknown = [name for name in steps if name not in RECIPES or name == LEADER]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(set(RECIPES) - {LEADER})}")
+    return steps
+
+
+def race(
+    workers: Mapping[str, Worker], steps: Mapping[str, int], every: int, target: float | None
+) -> dict[str, Course]:
+    """MiniMind to the target or the end of its steps, our recipes abreast of it in loss. ``steps``: each one's most."""
     courses = {name: Course() for name in workers}
     leader = courses[LEADER]
-    while leader.steps < max_steps and not (target is not None and leader.crossing(target)):
-        stretch(workers[LEADER], leader, min(every, max_steps - leader.steps))
+    while leader.steps < steps[LEADER] and not (target is not None and leader.crossing(target)):
+        stretch(workers[LEADER], leader, min(every, steps[LEADER] - leader.steps))
         for name, course in courses.items():
-            while course.best > leader.best and course.steps < max_steps:
-                stretch(workers[name], course, min(every, max_steps - course.steps))
+            while course.best > leader.best and course.steps < steps[name]:
+                stretch(workers[name], course, min(every, steps[name] - course.steps))
     return courses
 
 

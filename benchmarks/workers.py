@@ -44,6 +44,7 @@ class Job:
     learning_rate: float | None = None
     documents: str = "documents"  # "rows": the others get full rows too, for memory at equal shapes
     compile: bool = False
+    compile_mode: str = "default"  # torch.compile's, of the bare loop
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -136,6 +137,11 @@ class Worker:
         """Train ``steps`` optimizer steps."""
         answer = self.ask(f"steps {steps}")
         return Round(answer["tokens"], answer["seconds"], answer["cpu_seconds"])
+
+    def kill(self) -> None:
+        """End the processes now; who waits for an answer gets a WorkerError. ``close`` is still to follow."""
+        for process in self._ranks:
+            process.kill()
 
     def close(self) -> None:
         """End the processes; a second call does nothing."""

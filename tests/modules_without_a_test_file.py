@@ -17,7 +17,7 @@ COVERED_BY = {
     "commands/launcher/test_survey.py": "commands/launcher/probe",
     "commands/test_plan.py": "config/memory",
     "config/test_deepspeed.py": (
-        "base/problems config/deepspeed/agreement config/deepspeed/batch config/deepspeed/homes "
+        "base/problems config/deepspeed/agreement config/deepspeed/homes "
         "config/deepspeed/lint config/deepspeed/optimizer config/deepspeed/optimizers config/deepspeed/precision "
         "config/deepspeed/refusals config/deepspeed/resolve config/deepspeed/scheduler "
         "config/deepspeed/schema config/deepspeed/source config/deepspeed/zero"
@@ -26,25 +26,31 @@ COVERED_BY = {
         "config/model config/places config/run/load config/run/settings config/run/sources config/run/values "
         "config/run/wording"
     ),
-    "config/yaml_names/test_hugging_face.py": "config/yaml_names/json_homes config/yaml_names/optimizers",
+    "config/yaml_names/test_hugging_face.py": (
+        "config/yaml_names/frameworks config/yaml_names/json_homes config/yaml_names/meaning "
+        "config/yaml_names/optimizers"
+    ),
+    "config/yaml_names/test_translate.py": "config/yaml_names/schedules config/yaml_names/words",
     "corpus/test_corpus.py": "corpus/conversations corpus/grammar corpus/questions corpus/stories corpus/words",
     "data/test_fetch.py": "commands/streaming data/http data/read/remote",
     "data/check/test_check.py": "data/check/report data/check/statistics data/check/view",
     "data/read/test_sources.py": "data/read/json_text data/read/streams",
-    "data/records/test_conversations.py": "data/records/turns data/records/values",
+    "data/records/test_conversations.py": (
+        "data/records/calls data/records/exchanges data/records/formats data/records/turns data/records/values"
+    ),
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
     "inference/serving/test_openai_client.py": "inference/serving/replies",
     "inference/serving/test_requests.py": "inference/serving/errors inference/serving/fields",
     "inference/test_batching.py": "inference/slots",
     "interop/test_model_card.py": "commands/facts",
-    "interop/test_tokenizer_files.py": "text/marked_template",
     "interop/test_families.py": "interop/huggingface_config",
     "test_packaging.py": "base/shipped",
     "text/test_chat.py": "text/template text/turn",
+    "text/test_huggingface_codec.py": "text/tokenizer_json",
     "text/test_marks.py": "text/messages",
     "text/test_sandbox.py": "text/metering",
-    "text/test_tokenizer.py": "text/codec text/sentencepiece_codec",
+    "text/test_tokenizer.py": "text/codec text/sentencepiece_codec text/sentencepiece_training",
     "training/checkpoint/test_nearby.py": "training/process/disks",
     "training/checkpoint/test_writer.py": "training/process/ranks",
     "training/engine/test_optimizers.py": "training/engine/muon training/engine/plain_optimizers",

@@ -1,33 +1,27 @@
 """Do the tests catch faults? mutmut's mutations of the core, a random sample of them, each against the mirrored tests.
 
-    python tools/mutants.py [--size 300] [--seed 0] [--workers 1] [--only WORD] [--list]
+    python tools/mutants.py [--size 300] [--seed 0] [--workers 1] [--only WORD] [--added-only] [--list]
 
 `make mutants` starts it in the background. mutmut's own command can't do this here: it runs everything in forks of one
-process that has imported torch, has no sample, and leaves decorated functions (the training loop) alone. So its
-operators are used as a library. A mutant is written into a copy of the checkout, and the tests that mirror its module
-run there: tests/<folder>/test_<name>.py, else the test of its package, and those of ``MORE``. Failing tests, a broken
-import or three times the usual time: caught.
+process that has imported what it mutates, has no sample, and leaves decorated functions (the training loop) alone. So
+its operators are used as a library. A mutant is written into a copy of the checkout, and the tests that mirror its
+module run there (mutant_judge.py): tests/<folder>/test_<name>.py or, where it has none, the file that
+tests/modules_without_a_test_file.py names, and those of ``MORE``. Failing tests, a broken import or three times the
+usual time: caught.
 
 The sample is a function of seed, size and sources, and moves little with them. Verdicts are kept by the contents of
 module, mutation and tests, so a stopped run goes on where it was, and after new tests only those mutants run again
-whose tests or module changed. Left out: annotations, docstrings, and texts that people read (a literal with a space in
-it). State: $MINIMIND_CACHE/mutants, or --state.
+whose tests or module changed. docs/testing.md says what is left out. State: $MINIMIND_CACHE/mutants, or --state.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,11 +29,11 @@ from queue import Queue
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.modules_without_a_test_file import COVERED_BY
+from tools.mutant_judge import Copy
 from tools.mutations import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("minimind", "tests", "launch", "ds_configs", "configs", "benchmarks", "docs")
-FILES = ("pyproject.toml", "setup.cfg", "constraints.txt", "Makefile", "README.md", "README.zh.md")
 
 # What is mutated: by name where the folder may change, whole packages otherwise.
 TRAINING = {
@@ -60,34 +54,40 @@ TRAINING = {
 DATA = {"batches", "packing", "store", "encoding", "conversations", "charsets"}
 PACKAGES = {"deepspeed_config", "deepspeed", "inference"}
 
-# Tests beside the mirrored ones, by the names of module and test.
+# Tests beside the mirrored ones, by module or by folder.
 MORE = {
-    "loop": ("test_main", "test_cadence", "test_rescue"),
-    "engine": ("test_layouts", "test_main"),
-    "recorder": ("test_main",),
-    "writer": ("test_main",),
-    "snapshot": ("test_writer",),
-    "directory": ("test_writer", "test_resume"),
-    "trouble": ("test_rescue",),
-    "ladder": ("test_rescue",),
-    "monitor": ("test_main",),
-    "rules": ("test_monitor",),
-    "schedule": ("test_engine",),
-    "encoding": ("test_prepare",),
-    "charsets": ("test_sources", "test_prepare"),
-    "conversations": ("test_prepare", "test_check"),
-    "store": ("test_prepare",),
-    "packing": ("test_batches",),
+    "config/deepspeed": tuple(f"config/deepspeed/test_{name}.py" for name in ("tables", "words", "obsolete")),
+    "config/deepspeed/optimizers": ("training/engine/test_measure.py",),
+    "data/read/charsets": ("data/read/test_sources.py", "data/store/test_prepare.py"),
+    "data/records/conversations": ("data/store/test_prepare.py", "data/check/test_check.py"),
+    "data/records/encoding": ("data/store/test_prepare.py",),
+    "data/store/packing": ("data/store/test_batches.py",),
+    "data/store/store": ("data/store/test_prepare.py",),
+    "inference/batching": ("inference/serving/test_openai_client.py",),
+    "inference/serving": tuple(f"inference/serving/test_{name}.py" for name in ("app", "openai_client", "front")),
+    "training/checkpoint/directory": ("training/checkpoint/test_writer.py", "training/run/test_resume.py"),
+    "training/checkpoint/snapshot": ("training/checkpoint/test_writer.py",),
+    "training/checkpoint/writer": ("training/run/test_main.py",),
+    "training/engine/engine": ("training/checkpoint/test_layouts.py", "training/run/test_main.py"),
+    "training/engine/schedule": ("training/engine/test_engine.py",),
+    "training/health/ladder": ("training/run/test_rescue.py",),
+    "training/health/monitor": ("training/run/test_main.py",),
+    "training/health/trouble": ("training/run/test_rescue.py",),
+    "training/record/recorder": ("training/run/test_main.py",),
+    "training/run/loop": (
+        "training/run/test_main.py",
+        "training/run/test_cadence.py",
+        "training/run/test_rescue.py",
+    ),
 }
-TIMES = 3.0  # a mutant may take so many times as long as the unchanged module, and ...
-SPARE = 60.0  # ... so many seconds more
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant. ``key``: hash of module, mutation and tests."""
+    """What became of a mutant. ``key``: hash of module, mutation and tests; ``mutant``: that without the tests."""
 
     key: str
+    mutant: str
     module: str
     line: int
     change: str
@@ -103,15 +103,16 @@ def is_core(module: Path) -> bool:
 
 
 def mirrored_tests(module: Path, tests: Path) -> list[Path]:
-    """The test files for a module (relative to the package), the mirrored one first. Raises LookupError: none."""
-    mirrored = tests / module.parent / f"test_{module.stem}.py"
-    package = tests / module.parent.parent / f"test_{module.parent.name}.py"
-    names = [f"test_{module.stem}", *MORE.get(module.stem, ())]
-    elsewhere = [path for name in names for path in sorted(tests.rglob(f"{name}.py"))]
-    found = dict.fromkeys(path for path in (mirrored, package, *elsewhere) if path.is_file())
+    """The test files for a module (relative to the package), relative to ``tests``, the mirrored one first.
+    Raises LookupError: none."""
+    name = module.with_suffix("").as_posix()
+    covering = [path for path, modules in COVERED_BY.items() if name in modules.split()]
+    names = [f"{module.parent.as_posix()}/test_{module.name}", *covering]
+    names += [*MORE.get(name, ()), *MORE.get(module.parent.as_posix(), ())]
+    found = [Path(each) for each in dict.fromkeys(names) if (tests / each).is_file()]
     if not found:
-        raise LookupError(f"{module}: no test mirrors it; add it to MORE in {Path(__file__).name}")
-    return list(found)
+        raise LookupError(f"{module}: no test mirrors it (tests/modules_without_a_test_file.py)")
+    return found
 
 
 def all_mutants(root: Path) -> list[Mutant]:
@@ -133,111 +134,64 @@ def sample(mutants: Sequence[Mutant], size: int, seed: int) -> list[Mutant]:
 
 
 class Ledger:
-    """The verdicts on the disk, one line each; the last one of a key counts."""
+    """The verdicts on the disk, one line each; the last one of a key counts. ``added_only``: tests have been added
+    since and none taken away, so what was caught stays caught."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, added_only: bool = False) -> None:
         self._path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.verdicts = {verdict.key: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
+        verdicts = [Verdict(**json.loads(line)) for line in lines]
+        self._verdicts = {verdict.key: verdict for verdict in verdicts}
+        self._caught = {each.mutant: each for each in verdicts if added_only and each.outcome != "survived"}
+
+    def get(self, keys: Keys) -> Verdict | None:
+        return self._verdicts.get(keys.whole) or self._caught.get(keys.mutant)
 
     def add(self, verdict: Verdict) -> None:
-        self.verdicts[verdict.key] = verdict
+        self._verdicts[verdict.key] = verdict
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(verdict), ensure_ascii=False) + "\n")
 
 
-def key_of(mutant: Mutant, root: Path) -> str:
-    """Hash of everything that the verdict follows from, but for what module and tests import."""
-    digest = hashlib.sha256(mutant.render().encode())
+@dataclass(frozen=True)
+class Keys:
+    """``whole``: hash of everything that the verdict follows from, but for what module and tests import."""
+
+    whole: str
+    mutant: str
+
+
+def keys_of(mutant: Mutant, root: Path) -> Keys:
+    digest = hashlib.sha256((root / "minimind" / mutant.module).read_bytes())
+    digest.update(f"{mutant.number} {mutant.change}".encode())
+    without_tests = digest.hexdigest()[:24]
     for path in mirrored_tests(mutant.module, root / "tests"):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:24]
-
-
-class Copy:
-    """A checkout of its own to write mutants into."""
-
-    def __init__(self, root: Path, directory: Path) -> None:
-        self._root, self._directory = root, directory
-        self._usual: dict[tuple[str, ...], float] = {}
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        for name in COPIED:
-            if (root / name).is_dir():
-                shutil.copytree(root / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in FILES:
-            if (root / name).is_file():
-                shutil.copy(root / name, directory / name)
-
-    def judge(self, mutant: Mutant, key: str) -> Verdict:
-        """Run the tests with the mutant in place."""
-        words = [str(path) for path in mirrored_tests(mutant.module, self._directory / "tests")]
-        limit = TIMES * self._usual_seconds(words) + SPARE
-        target = self._directory / "minimind" / mutant.module
-        original = target.read_text(encoding="utf-8")
-        target.write_text(mutant.render(), encoding="utf-8")
-        try:
-            code, seconds = self._pytest(words, limit)
-        finally:
-            target.write_text(original, encoding="utf-8")
-        outcome = "timeout" if code is None else "survived" if code == 0 else "caught"
-        return Verdict(key, str(mutant.module), mutant.line, mutant.change, outcome, round(seconds, 1))
-
-    def _usual_seconds(self, words: list[str]) -> float:
-        """How long the tests take with nothing changed. Raises RuntimeError if they fail by themselves."""
-        if tuple(words) not in self._usual:
-            code, seconds = self._pytest(words, None)
-            if code != 0:
-                raise RuntimeError(f"these tests fail without any mutation: {' '.join(words)}")
-            self._usual[tuple(words)] = seconds
-        return self._usual[tuple(words)]
-
-    def _pytest(self, words: list[str], limit: float | None) -> tuple[int | None, float]:
-        """pytest's exit code (None: it took longer than ``limit``) and its seconds."""
-        began = time.monotonic()
-        command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
-        environment = {**os.environ, "PYTHONPATH": str(self._directory), "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            command,
-            cwd=self._directory,
-            env=environment,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            code: int | None = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end_session(process)
-        return code, time.monotonic() - began
-
-
-def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """pytest and whatever ranks it has left."""
-    with contextlib.suppress(ProcessLookupError):  # all of it has ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        digest.update((root / "tests" / path).read_bytes())
+    return Keys(digest.hexdigest()[:24], without_tests)
 
 
 def run(
-    chosen: Sequence[Mutant], ledger: Ledger, copies: Sequence[Copy], key: Callable[[Mutant], str]
+    chosen: Sequence[tuple[Mutant, Keys]], ledger: Ledger, copies: Sequence[Copy], root: Path = ROOT
 ) -> Iterator[Verdict]:
-    """Judge those that have no verdict yet, one at a time in each copy."""
+    """Judge those that have no verdict yet, one at a time in each copy of ``root``."""
     free: Queue[Copy] = Queue()
     for copy in copies:
         free.put(copy)
 
-    def judge(mutant: Mutant) -> Verdict:
+    def judge(pair: tuple[Mutant, Keys]) -> Verdict:
+        mutant, keys = pair
+        tests = [Path("tests") / path for path in mirrored_tests(mutant.module, root / "tests")]
         copy = free.get()
         try:
-            return copy.judge(mutant, key(mutant))
+            outcome, seconds = copy.judge(mutant.module, mutant.render(), tests)
         finally:
             free.put(copy)
+        place = (str(mutant.module), mutant.line, mutant.change)
+        return Verdict(keys.whole, keys.mutant, *place, outcome, round(seconds, 1))
 
     # By module, so that the first verdicts do not wait for every baseline.
-    left = sorted((m for m in chosen if key(m) not in ledger.verdicts), key=lambda m: (str(m.module), m.line))
+    left = [pair for pair in chosen if ledger.get(pair[1]) is None]
+    left.sort(key=lambda pair: (str(pair[0].module), pair[0].line))
     with ThreadPoolExecutor(max(1, len(copies))) as pool:
         for verdict in pool.map(judge, left):
             ledger.add(verdict)
@@ -261,6 +215,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1, help="each with a copy of the checkout")
     parser.add_argument("--only", default="", help="of the sample, the modules whose path contains this")
+    parser.add_argument(
+        "--added-only", action="store_true", help="tests were only added since: what was caught is not judged again"
+    )
     parser.add_argument("--list", action="store_true", help="say what is known, judge nothing")
     parser.add_argument("--state", type=Path, help="default: mutants in the cache directory")
     return parser.parse_args(arguments)
@@ -272,18 +229,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     state = options.state or default_cache() / "mutants"
     state.mkdir(parents=True, exist_ok=True)
-    ledger = Ledger(state / "verdicts.jsonl")
-    chosen = sample(all_mutants(ROOT), options.size, options.seed)
-    chosen = [mutant for mutant in chosen if options.only in str(mutant.module)]
-    keys = {id(mutant): key_of(mutant, ROOT) for mutant in chosen}
+    ledger = Ledger(state / "verdicts.jsonl", options.added_only)
+    mutants = sample(all_mutants(ROOT), options.size, options.seed)
+    chosen = [(mutant, keys_of(mutant, ROOT)) for mutant in mutants if options.only in str(mutant.module)]
     if not options.list:
         copies = [Copy(ROOT, state / f"copy-{number}") for number in range(options.workers)]
-        for verdict in run(chosen, ledger, copies, lambda mutant: keys[id(mutant)]):
+        for verdict in run(chosen, ledger, copies):
             print(
                 f"{verdict.outcome:8} {verdict.seconds:6.1f} s  {verdict.module}:{verdict.line}: {verdict.change}",
                 flush=True,
             )
-    known = [ledger.verdicts[key] for key in keys.values() if key in ledger.verdicts]
+        for copy in copies:
+            copy.close()
+    known = [verdict for verdict in (ledger.get(keys) for _, keys in chosen) if verdict]
     print(summary(known, len(chosen)))
 
 

@@ -18,12 +18,14 @@ EXCERPT = 100  # characters of a mutation that are shown
 
 @dataclass(frozen=True)
 class Mutant:
-    """``module``: relative to the package. ``render``: the whole module with the one mutation (40 ms: not for all)."""
+    """``module``: relative to the package. ``number``: of the module's mutants. ``render``: the whole module with the
+    one mutation (40 ms: not for all)."""
 
     module: Path
     line: int
     change: str
     render: Callable[[], str]
+    number: int = 0
 
 
 def mutants_of(path: Path, module: Path) -> Iterator[Mutant]:
@@ -37,11 +39,11 @@ def mutants_of(path: Path, module: Path) -> Iterator[Mutant]:
     visitor = _visitor()(mutation_operators, IgnoredCode(set(), set(), set()))
     tree = wrapper.visit(visitor)
     places = wrapper.resolve(PositionProvider)
-    for mutation in visitor.mutations:
+    for number, mutation in enumerate(visitor.mutations):
         old, new = mutation.original_node, mutation.mutated_node
         place = places.get(old)
         change = f"{_shown(tree.code_for_node(old))} -> {_shown(tree.code_for_node(new))}"
-        yield Mutant(module, place.start.line if place else 0, change, partial(render, tree, old, new))
+        yield Mutant(module, place.start.line if place else 0, change, partial(render, tree, old, new), number)
 
 
 def render(tree: Any, old: Any, new: Any) -> str:

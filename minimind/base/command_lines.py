@@ -66,6 +66,15 @@ class Started:
 
 
 @dataclass(frozen=True)
+class NextLines:
+    """How to type a run once more: ``go_on`` from its last checkpoint, ``again`` as it was started. Ends of sentences:
+    "with: " and the command."""
+
+    go_on: str
+    again: str
+
+
+@dataclass(frozen=True)
 class OwnCommand:
     """The command that started this process. ``words``: its options, as given; ``started``: what was typed, if known.
 

@@ -34,6 +34,7 @@ from minimind.training.process.starter.typed_line import hand_on
 
 PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 ALIVE = "-oServerAliveInterval=15 -oServerAliveCountMax=3"  # ssh's own options
+SSH_LOST = 255  # ssh's own exit code, which pdsh hands on: a host is gone, and what its ranks said with it
 PERIOD = 0.5  # seconds between looks at the launcher's pending signals
 
 
@@ -41,8 +42,9 @@ def launch(words: Sequence[str]) -> int:
     """Run ``deepspeed WORDS``, again up to ``--restarts`` times (commands/launcher/restarts.py); the exit code.
 
     0: finished, or stopped as asked. 130: ended at once by a second Ctrl-C. 128 + n: the runner was killed by signal n.
-    1: launch.py was killed. Otherwise the code of the first rank that failed (247: it was killed).
-    Raises UserError outside Linux, without a launcher, and for words that can't work here (commands/launcher/words.py).
+    1: launch.py was killed, or the ssh to a host has ended with it. Otherwise the code of the first rank that failed
+    (247: it was killed). Raises UserError outside Linux, without a launcher, and for words that can't work here
+    (commands/launcher/words.py).
     """
     if sys.platform != "linux":
         raise UserError("`minimind launch` needs Linux; start with `deepspeed` itself")
@@ -106,6 +108,8 @@ class Supervisor:
             return 0 if self._interrupts < 2 else 128 + signal.SIGINT
         if code == 0 and orphans:
             complain("error: launch.py was killed; the ranks have stopped")
+            return 1
+        if code == SSH_LOST:
             return 1
         return 128 - code if code < 0 else code
 

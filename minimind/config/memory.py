@@ -220,9 +220,9 @@ def _layer_numbers(model: ModelConfig) -> int:
 
 def _layer_numbers_cpu(model: ModelConfig, precision: str, native_bf16: bool) -> int:
     """As recompute.py leaves it: two norms' inputs, queries, keys and values after rotation, the attention's output,
-    gate and up. The attention that ``attention.fastest`` chooses: in native bf16 it keeps nothing else; otherwise it is
-    in fp32, so that in half precision its three inputs take the room of two numbers each, and keeps its own output.
-    Where heads are normed, their norms' inputs besides."""
+    gate and up. The attention that ``attention.fastest`` chooses: in native bf16 it keeps its inputs alone, not its
+    output; otherwise it is in fp32, so that in half precision its three inputs take the room of two numbers each, and
+    keeps its own output. Where heads are normed, their norms' inputs besides."""
     queries, keys = _widths(model)
     inputs, outputs = queries + 2 * keys, queries
     normed = queries + keys if model.qk_norm else 0
@@ -230,6 +230,8 @@ def _layer_numbers_cpu(model: ModelConfig, precision: str, native_bf16: bool) ->
         outputs += queries
     elif precision == "fp16" or not native_bf16:
         inputs, outputs = 2 * inputs, outputs + 2 * queries
+    else:
+        outputs = 0
     return 2 * model.hidden_size + inputs + outputs + normed + 2 * model.intermediate_size
 
 

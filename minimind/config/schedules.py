@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 WSD_DECAY_SHARE = 0.2  # the last fifth decays; https://arxiv.org/abs/2405.18392 compares shares and shapes
+COOLDOWN_SHARE = 0.7  # the last seven tenths fall linearly; nanochat's warmdown takes 0.65 of a run
 
 
 def _wsd(progress: float) -> float:
@@ -21,6 +22,7 @@ def _wsd(progress: float) -> float:
 SHAPES: dict[str, Callable[[float], float]] = {
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
     "wsd": _wsd,
+    "cooldown": lambda progress: min(1.0, (1.0 - progress) / COOLDOWN_SHARE),
     "linear": lambda progress: 1.0 - progress,
     "constant": lambda progress: 1.0,
 }

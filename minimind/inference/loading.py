@@ -30,6 +30,7 @@ from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.tokenizer import NAMES, Tokenizer
 
 State = dict[str, Tensor]
+ADAPTER = "adapter_config.json"  # of PEFT
 _MOST_CHILDREN, _MOST_NAMED = 1000, 5  # of a directory without a model: looked at, and named
 
 
@@ -105,6 +106,8 @@ def _resolve(path: Path) -> Path:
     latest = _latest(path)
     if latest is not None and _checkpoint_file(latest):
         return latest
+    if (path / ADAPTER).is_file():
+        raise UserError(f"{path}: a PEFT adapter without its model; merge it (merge_and_unload) and save that")
     raise UserError(
         f"{path}: no model in it (no final/, no complete checkpoint, no config.json with model.safetensors)"
         f"{_models_below(path)}"

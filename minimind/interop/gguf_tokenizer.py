@@ -29,8 +29,7 @@ from minimind.base.errors import UserError
 from minimind.base.strict.json_text import parse_json
 from minimind.text.codec import IM_END, IM_START
 from minimind.text.huggingface_codec import CONFIG_NAME, JSON_NAME, TEMPLATE
-from minimind.text.marked_template import MARKED
-from minimind.text.template import JINJA
+from minimind.text.template import JINJA, MARKED
 from minimind.text.tokenizer import FILE_NAME, Tokenizer
 
 _SPACE = "\u2581"

@@ -3,11 +3,9 @@ read back.
 
 Written: config.json, model.safetensors, generation_config.json, tokenizer.model (ours, the original),
 tokenizer.json, tokenizer_config.json and chat_template.jinja (for transformers), README.md (the model card). Each file
-appears complete or not at all, config.json last, so a directory with a config.json is whole. Reading accepts sharded
-safetensors and what transformers 4 and 5 write, and one ``pytorch_model.bin``, as MiniMind writes it (as weights only:
-it can't run code); a model that the transformer can't build is refused with the reason (huggingface_config.py).
-
-Weakness: sharded ``pytorch_model-*.bin`` files are not read; re-save such a model as safetensors with transformers.
+appears complete or not at all, config.json last, so a directory with a config.json is whole. Reading accepts what
+transformers 4 and 5 write: safetensors, or ``pytorch_model.bin`` (as weights only: it can't run code), one file or
+shards; a model that the transformer can't build is refused with the reason (huggingface_config.py).
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from minimind.interop.upstream import read_torch
 from minimind.text.tokenizer import BOS_ID, EOS_ID, PAD_ID, Tokenizer
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-PICKLE = "pytorch_model.bin"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MAKER = "minimind-deepspeed"  # in the weights' header, where transformers looks for "format" only
 State = dict[str, Tensor]
 
@@ -169,15 +167,31 @@ def load_pretrained(directory: str | Path) -> tuple[State, ModelConfig]:
     state: State = {}
     for name in _weight_files(directory):
         state |= _read_weights(directory, name)
-    config = of_minimind(config, raw, state)
+    config = _tied_as_saved(of_minimind(config, raw, state), state)
     dropped = {name for name in state if _tied(name, config) or name.endswith("rotary_emb.inv_freq")}
     return {name: value for name, value in state.items() if name not in dropped}, config
+
+
+def _tied_as_saved(config: ModelConfig, state: State) -> ModelConfig:
+    """Untied where the file has an output projection that isn't the embedding, whatever its config says: so
+    transformers 5 loads it (4 took the embedding)."""
+    output, embedding = state.get("lm_head.weight"), state.get("model.embed_tokens.weight")
+    if not config.tie_word_embeddings or output is None or embedding is None or output.shape != embedding.shape:
+        return config
+    same = torch.equal(output.float(), embedding.float())
+    return config if same else config.model_copy(update={"tie_word_embeddings": False})
 
 
 def _read_weights(directory: Path, name: str) -> State:
     try:
         file = path_inside(directory, name)
-        return read_torch(file) if name == PICKLE else load_file(file)
+        if not name.endswith(".bin"):
+            weights: State = load_file(file)
+            return weights
+        state = read_torch(file)
+        if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()):
+            raise UserError(f"{directory / name}: holds more than named tensors")
+        return state
     except OSError as error:
         raise UserError(f"{directory / name}: can't be read: {error.strerror or error}") from error
     except SafetensorError as error:
@@ -185,20 +199,26 @@ def _read_weights(directory: Path, name: str) -> State:
 
 
 def _weight_files(directory: Path) -> list[str]:
-    if (directory / WEIGHTS).is_file():
-        return [WEIGHTS]
-    if not (directory / INDEX).is_file() and (directory / PICKLE).is_file():
-        return [PICKLE]
-    if not (directory / INDEX).is_file():
-        raise UserError(
-            f"{directory}: neither {WEIGHTS} nor {INDEX}; re-save the model as safetensors with transformers"
-        )
-    places = _read_json(directory / INDEX).get("weight_map")
+    """The first kind that there is, in the order in which transformers looks for them."""
+    for whole, index in ((WEIGHTS, INDEX), (PICKLE, PICKLE_INDEX)):
+        if (directory / whole).is_file():
+            return [whole]
+        if (directory / index).is_file():
+            return _listed(directory, index)
+    raise UserError(f"{directory}: neither {WEIGHTS} nor {PICKLE}, nor an index of shards ({INDEX})")
+
+
+def _listed(directory: Path, index: str) -> list[str]:
+    """The shards of an index. UserError for what is no file in the directory, or of another kind than the index."""
+    places = _read_json(directory / index).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise UserError(f"{directory / INDEX}: weight_map is {brief(places)}, not an object of file names by weight")
+        raise UserError(f"{directory / index}: weight_map is {brief(places)}, not an object of file names by weight")
+    suffix = Path(index.removesuffix(".index.json")).suffix
     for name in places.values():
         if not isinstance(name, str) or Path(name).name != name or not name.isprintable() or len(name) > 200:
-            raise UserError(f"{directory / INDEX}: weight_map names {brief(name)}, which is no file in this directory")
+            raise UserError(f"{directory / index}: weight_map names {brief(name)}, which is no file in this directory")
+        if Path(name).suffix != suffix:
+            raise UserError(f"{directory / index}: weight_map names {brief(name)}, which is no {suffix} file")
     return sorted(set(places.values()))
 
 

@@ -108,7 +108,8 @@ def refusals(raw: Mapping[str, Any]) -> list[str]:
         "it has attention biases besides Qwen2's": kind != "qwen2" and bool(raw.get("attention_bias")),
         "it has MLP biases": bool(raw.get("mlp_bias")),
         f"its attention has a sliding window ({window or raw.get('sliding_window')})": windows,
-        "its layers attend differently (layer_types)": any(layer != "full_attention" for layer in layers),
+        "its layers attend differently (layer_types)": not isinstance(layers, list)
+        or any(layer != "full_attention" for layer in layers),
         f"only a part of each head is rotated ({partial})": partial not in (None, 1),
         f"its positions are scaled ({rope_type(rope)})": not _can_scale(kind, rope),
         "its weights are quantized": bool(raw.get("quantization_config")),
@@ -154,6 +155,7 @@ def _scaling(filled: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
     length = filled.get("original_max_position_embeddings", fields.get("original_max_position_embeddings"))
     if "original_max_position_embeddings" in names and length is not None:
         fields["original_max_position_embeddings"] = length
-        if kind == "yarn" and "factor" not in fields:
-            fields["factor"] = filled["max_position_embeddings"] / length
+        longest = filled["max_position_embeddings"]
+        if kind == "yarn" and "factor" not in fields and all(isinstance(n, int) and n > 0 for n in (longest, length)):
+            fields["factor"] = longest / length
     return {"rope_type": kind, **fields}

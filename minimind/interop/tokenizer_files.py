@@ -25,7 +25,7 @@ import sentencepiece
 
 from minimind.base.strict.json_text import parse_json
 from minimind.text.huggingface_codec import CONFIG_NAME, JSON_NAME
-from minimind.text.marked_template import MARKED
+from minimind.text.template import MARKED
 from minimind.text.tokenizer import Tokenizer
 
 _SPACE = "\u2581"

@@ -28,7 +28,7 @@ from minimind.base.errors import UserError
 from minimind.base.processor import cpu_has_fast
 from minimind.model.cpu.blocks import QueryBlocks, make_blocks
 from minimind.model.cuda import SMALLEST_FLEX_HEAD, flex_plan, flex_runs, varlen_plan, varlen_runs
-from minimind.model.ops import through_fp32
+from minimind.model.ops import hand_written, linear, through_fp32
 
 Backend = Literal[AttentionBackend, "runs", "blocks"]  # and the forms that are chosen here
 
@@ -177,6 +177,13 @@ def attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if through_fp32(v) or k.dtype != q.dtype:  # a cache on a CPU is in fp32
         return plan.attend(q.float(), k.float(), v.float()).to(q.dtype)
     return plan.attend(q, k, v)
+
+
+def project(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    """``attend``, and the linear layer ``weight`` [H, heads * D] of all heads side by side: [B, T, H]."""
+    if isinstance(plan, QueryBlocks) and hand_written(q) and not through_fp32(q):
+        return plan.project(q, k, v, weight)
+    return linear(attend(plan, q, k, v).flatten(2), weight)
 
 
 def _for_products(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:

@@ -41,9 +41,6 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.shifted(linear(x, self.weight))
-
     def shifted(self, product: Tensor) -> Tensor:
         """The ``product`` of the weight and an input, with the bias."""
         return product if self.bias is None else product + self.bias
@@ -99,9 +96,7 @@ class Attention(nn.Module):
         q, k = rotate(q, tables), rotate(k, tables)
         if cache is not None:
             k, v = cache.append(self.index, k, v)  # [B, S, kv_heads, D]
-        attended = attention.attend(plan, q, k, v)  # [B, T, heads, D]
-        out: Tensor = self.o_proj(attended.flatten(2))  # [B, T, H]
-        return out
+        return attention.project(plan, q, k, v, self.o_proj.weight)  # [B, T, H]
 
 
 class MLP(nn.Module):

@@ -61,8 +61,7 @@ def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer, settings: Mapping[st
             return template.prompt_ids(turns, settings or {})
         except NotRendered as error:
             raise UserError(f"this conversation can't be written for the model: {error}") from None
-    header = [tokenizer.im_start_id, *tokenizer.encode("assistant\n")]
-    return render(turns, tokenizer).ids + header
+    return render(turns, tokenizer).ids + tokenizer.headers["assistant"]
 
 
 def fit(turns: Sequence[Turn], tokenizer: Tokenizer, max_tokens: int) -> Fitted | None:
@@ -98,14 +97,12 @@ def fit(turns: Sequence[Turn], tokenizer: Tokenizer, max_tokens: int) -> Fitted 
 def _spans(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[Rendered]:
     """Each turn's ids and flags, without bos. Header, content and line break are encoded apart."""
     tokenizer.check_chats()
-    texts = [text for turn in turns for text in (f"{turn.role}\n", turn.content)]
-    encoded = tokenizer.encode_batch([*texts, "\n"])
-    line_break = encoded.pop()
+    line_break = tokenizer.line_break
     spans = []
-    for turn, header, content in zip(turns, encoded[::2], encoded[1::2], strict=True):
-        answer = is_answer(turn)
-        ids = [tokenizer.im_start_id, *header, *content, tokenizer.im_end_id, *line_break]
-        trainable = [False] * (1 + len(header)) + [answer] * (len(content) + 1) + [False] * len(line_break)
+    for turn, content in zip(turns, tokenizer.encode_behind([turn.content for turn in turns]), strict=True):
+        answer, header = is_answer(turn), tokenizer.headers[turn.role]
+        ids = [*header, *content, tokenizer.im_end_id, *line_break]
+        trainable = [False] * len(header) + [answer] * (len(content) + 1) + [False] * len(line_break)
         spans.append(Rendered(ids, trainable))
     return spans
 

@@ -207,9 +207,9 @@ def _common(one: str, other: str) -> str:
 
 
 def _marked(chat: _Chat) -> Iterator[tuple[int, int]]:
-    """What stands in ``{% generation %}``."""
+    """What stands in ``{% generation %}``; of blocks with nothing between them (an answer, and its end) all."""
     start, end = chat.marks.start, chat.marks.end
-    for found in re.finditer(f"{start}([^{start}{end}]*){end}", chat.text):
+    for found in re.finditer(f"{start}([^{start}{end}]*(?:{end}{start}[^{start}{end}]*)*){end}", chat.text):
         yield found.span(1)
 
 

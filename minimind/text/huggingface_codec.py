@@ -16,26 +16,39 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minimind.base.errors import UserError
-from minimind.base.strict.json_text import parse_json
-from minimind.text.codec import IM_END, IM_START, ByteTable, Ids, refuse_surrogates
-from minimind.text.marked_template import MARKED
-from minimind.text.template import JINJA
+from minimind.text.codec import IM_END, IM_START, ByteTable, Ids, refuse_surrogates, strip_beside
+from minimind.text.tokenizer_json import (
+    BESIDE,
+    CONFIG_NAME,
+    JSON_NAME,
+    TEMPLATE,
+    adds_space,
+    is_byte_level,
+    keeps_bytes,
+    named_tokens,
+    names_of,
+    read_object,
+    swallows_of,
+    templates_of,
+    unknown_of,
+    vocabulary_of,
+    without_prefix,
+)
 
-JSON_NAME, CONFIG_NAME, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-BESIDE = (CONFIG_NAME, TEMPLATE)
-_USUAL = {
-    "bos": ("<|bos|>", "<s>", "<bos>", "<|begin_of_text|>", IM_START),
-    "eos": ("<|eos|>", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", IM_END),
-    "pad": ("<|pad|>", "<pad>", "<|endoftext|>"),
-}
+__all__ = ["BESIDE", "CONFIG_NAME", "JSON_NAME", "TEMPLATE", "HuggingFaceCodec"]
+
 _SPACE = "\u2581"
+_PROBE = "The fox, isn't 7  é\n 你"
+_UNSEEN = "\U000f0000\U0010fffd \x00\ufffe"  # what no vocabulary has a piece for
+_MOST = 1 << 22  # ids: tables are made of them
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -44,38 +57,54 @@ class HuggingFaceCodec:
 
     def __init__(self, files: Mapping[str, bytes], path: Path) -> None:
         self.files = files
-        content, beside = _json(files[JSON_NAME], path), files
-        config = _json(beside[CONFIG_NAME], path.with_name(CONFIG_NAME)) if CONFIG_NAME in beside else {}
-        self._spelled = _vocabulary(content, path)
-        named = _named(config, self._spelled, path)
+        content, beside = read_object(files[JSON_NAME], path), files
+        config = read_object(beside[CONFIG_NAME], path.with_name(CONFIG_NAME)) if CONFIG_NAME in beside else {}
+        named = named_tokens(config, vocabulary_of(content, path), path)
         self._tokenizer = _build(content, set(named.values()) | {IM_START, IM_END}, path)
+        self._spelled = _ids(self._tokenizer, named.values(), path)
+        self._behind, self._inner = self._without_prefix(content)
         self.vocab_size = 1 + max(self._spelled.values())
         self.bos_id, self.eos_id, self.pad_id = (self._spelled[named[name]] for name in ("bos", "eos", "pad"))
         self.im_start_id = self._spelled.get(IM_START, self.eos_id)
         self.im_end_id = self._spelled.get(IM_END, self.eos_id)
         special = {token["content"] for token in content["added_tokens"] if token.get("special")}
-        special |= set(named.values()) | ({IM_START, IM_END} & self._spelled.keys())
-        unknown = {content["model"].get("unk_token"), *_unigram_unknown(content["model"])}
+        special = (special | set(named.values()) | {IM_START, IM_END}) & self._spelled.keys()
+        self.swallows: Mapping[str, tuple[bool, bool]] = swallows_of(content)
+        unknown = {content["model"].get("unk_token"), *unknown_of(content["model"])}
         self.special: Mapping[int, str] = {self._spelled[text]: text for text in special}
         self._never = {self._spelled[text] for text in (special - unknown) | set(named.values())}
         self._marks = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
         self.text_bytes, self.special_bytes = self._tables(content)
-        self.strips_space = _adds_space(content)
-        templates = _templates(config, beside)
+        self.strips_space = adds_space(content)
+        self._refuse_another_decoder(content, path)
+        templates = templates_of(config, beside)
         self.templates: Mapping[str, str] = templates or {}
-        self.names: Mapping[str, str] = _names(config, named)
-        self.no_chats = self._no_chats(templates)
+        self.names: Mapping[str, str] = names_of(config, named)
+        self.no_chats = _more_templates(path) or self._no_chats(templates)
         self.joins_special = self._joins_special()
-        self._longest = max(map(len, self.special_bytes.values())) if _keeps_bytes(content) else None
+        self._longest = max(map(len, self.special_bytes.values())) if keeps_bytes(content) else None
 
     def encode(self, text: str) -> list[int]:
         """The library's ids; a spelling of a special token that still became its id is cut in two. (The library may
         find the spelling among its ordinary pieces.)"""
+        return self._encode(text, self._tokenizer)
+
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """The library's ids of each where something stands before it: without the space that it puts in front of the
+        first piece of a whole text only (Metaspace's ``prepend_scheme: first``)."""
+        return [self._encode(text, self._behind) for text in texts]
+
+    def encode_inner(self, texts: Sequence[str]) -> list[list[int]]:
+        """The library's ids of each where it goes on a text: without any space in front."""
+        return [self._encode(text, self._inner) for text in texts]
+
+    def _encode(self, text: str, tokenizer: Any) -> list[int]:
         refuse_surrogates(text, "")
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         if len(text) < 2 or self._never.isdisjoint(ids):
             return ids
-        return [token for part in self._apart(text) for token in self.encode(part)]
+        first, *rest = self._apart(text)
+        return [*self._encode(first, tokenizer), *(token for part in rest for token in self._encode(part, self._inner))]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """``encode`` of each text; on all cores where more than one thread is wanted."""
@@ -96,6 +125,12 @@ class HuggingFaceCodec:
         """By the longest piece where pieces are the text's bytes; 0 where text may be altered first."""
         return 0 if self._longest is None else -(-len(text.encode("utf-8", "surrogatepass")) // self._longest)
 
+    def _without_prefix(self, content: dict[str, Any]) -> tuple[Any, Any]:
+        """The same tokenizer for what stands behind a special token, and for what goes on a text."""
+        behind, inner = without_prefix(content)
+        first = _variant(content, behind, self._tokenizer)
+        return first, first if inner == behind else _variant(content, inner, self._tokenizer)
+
     def _apart(self, text: str) -> Iterator[str]:
         """The text cut after the first character of each special spelling, so that no part spells one; into single
         characters where the spelling came about only in the library's own normalisation."""
@@ -106,10 +141,20 @@ class HuggingFaceCodec:
     def _tables(self, content: dict[str, Any]) -> tuple[ByteTable, ByteTable]:
         """Spelling of each id, special tokens as nothing and by name; ids that no token has are spelled as nothing."""
         added = {token["content"] for token in content["added_tokens"]}
-        spell = _byte_level_bytes if _is_byte_level(content) else _plain_bytes
+        spell = _byte_level_bytes if is_byte_level(content) else _plain_bytes
         special = dict.fromkeys(range(self.vocab_size), b"")
         special |= {i: text.encode() if text in added else spell(text) for text, i in self._spelled.items()}
         return {i: b"" if i in self.special else spelled for i, spelled in special.items()}, special
+
+    def _refuse_another_decoder(self, content: dict[str, Any], path: Path) -> None:
+        """UserError where the library spells tokens otherwise than the table of bytes that decoding goes by here."""
+        if content.get("decoder") is None:  # the library then joins pieces by spaces, which nobody wants
+            return
+        ids = [token for token in self.encode(_PROBE) if token not in self.special]
+        ours = b"".join(self.text_bytes[token] for token in ids).decode("utf-8", "replace")
+        theirs = self._tokenizer.decode(ids).replace(_SPACE, " ")  # some decoders leave that to whoever shows the text
+        if (ours.removeprefix(" ") if self.strips_space else ours) != theirs:
+            raise UserError(f"{path}: its decoder writes {theirs!r} for {ours!r}, which is not known here")
 
     def _no_chats(self, templates: Mapping[str, str] | None) -> str | None:
         if templates is None:
@@ -121,90 +166,21 @@ class HuggingFaceCodec:
     def _joins_special(self) -> str | None:
         """Whether the library, given a whole text, cuts what stands beside a special token as it does alone."""
         for text in [text for text, i in self._spelled.items() if i in self.special and i in self._never]:
-            pieces = ["a b ", None, " c\n", None, "d\n", None, None, "e"]
-            apart = [self._spelled[text] if piece is None else self.encode(piece) for piece in pieces]
+            pieces = ["a b ", " c\n", "d\n", "", "e"]
+            shown = [strip_beside(piece, self._swallowed(text, place)) for place, piece in enumerate(pieces)]
+            apart = [self.encode(shown[0]), *self.encode_behind(shown[1:])]
             self._tokenizer.encode_special_tokens = False
-            whole = self._tokenizer.encode("".join(piece or text for piece in pieces), add_special_tokens=False).ids
+            whole = self._tokenizer.encode(text.join(pieces), add_special_tokens=False).ids
             self._tokenizer.encode_special_tokens = True
-            if whole != [token for part in apart for token in (part if isinstance(part, list) else [part])]:
+            expected = [token for part in apart for token in (self._spelled[text], *part)]
+            if whole != expected[1:]:
                 return f"its tokens beside {text} depend on it"
         return None
 
-
-def _templates(config: dict[str, Any], beside: Mapping[str, bytes]) -> dict[str, str] | None:
-    """The chat templates that are not ours, by name; that of a file of its own comes first, as in transformers. None
-    for what is no template."""
-    found = config.get("chat_template")
-    if TEMPLATE in beside:
-        try:
-            found = beside[TEMPLATE].decode("utf-8")
-        except UnicodeDecodeError:
-            return None
-    if isinstance(found, list):
-        found = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
-    named = {"default": found} if isinstance(found, str) else found
-    if named is None or named in ({"default": JINJA}, {"default": MARKED}):
-        return {}
-    if not isinstance(named, dict) or not isinstance(named.get("default"), str):
-        return None
-    return {name: named[name] for name in ("default", "tool_use") if isinstance(named.get(name), str)}
-
-
-def _names(config: dict[str, Any], named: Mapping[str, str]) -> dict[str, str]:
-    """What a template calls the special tokens, as transformers tells it: those that are named, and no others."""
-    if not config:
-        return {f"{name}_token": text for name, text in named.items()}
-    given = {name: value.get("content") if isinstance(value, dict) else value for name, value in config.items()}
-    return {name: text for name, text in given.items() if name.endswith("_token") and isinstance(text, str)}
-
-
-def _json(content: bytes, path: Path) -> dict[str, Any]:
-    try:
-        value = parse_json(content)
-    except ValueError as error:
-        raise UserError(f"{path}: can't be read as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: must be a JSON object")
-    return value
-
-
-def _vocabulary(content: dict[str, Any], path: Path) -> dict[str, int]:
-    """Spelling -> id of the model's pieces and of added tokens. UserError for what isn't BPE or Unigram."""
-    given = content.get("model")
-    model: dict[str, Any] = given if isinstance(given, dict) else {}
-    kind = model.get("type", "BPE" if "merges" in model else None)
-    if kind not in ("BPE", "Unigram"):
-        raise UserError(f"{path}: a tokenizer of type {kind}; BPE and Unigram can be used")
-    if model.get("dropout"):
-        raise UserError(f"{path}: its BPE drops merges at random (dropout); set that to null")
-    content["added_tokens"] = content.get("added_tokens") or []
-    try:
-        pieces = dict(model["vocab"]) if kind == "BPE" else {piece: i for i, (piece, _) in enumerate(model["vocab"])}
-        return {**pieces, **{token["content"]: token["id"] for token in content["added_tokens"]}}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a tokenizer.json ({type(error).__name__}: {error})") from error
-
-
-def _unigram_unknown(model: dict[str, Any]) -> list[str]:
-    """The piece at ``unk_id``."""
-    place = model.get("unk_id")
-    return [] if place is None or model.get("type") != "Unigram" else [model["vocab"][place][0]]
-
-
-def _named(config: dict[str, Any], spelled: Mapping[str, int], path: Path) -> dict[str, str]:
-    """The contents of bos, eos and pad."""
-    found: dict[str, str | None] = {}
-    for name, usual in _USUAL.items():
-        given = config.get(f"{name}_token")
-        given = given.get("content") if isinstance(given, dict) else given
-        if given is not None and given not in spelled:
-            raise UserError(f"{path}: has no token {given}, which {CONFIG_NAME} names as {name}_token")
-        # What a config leaves out is not there: bos of Qwen, say
-        found[name] = given if config else next((text for text in usual if text in spelled), None)
-    eos = found["eos"]
-    if eos is None:
-        raise UserError(f"{path}: no token that ends a text; name one as eos_token in {CONFIG_NAME} beside it")
-    return {"bos": found["bos"] or eos, "eos": eos, "pad": found["pad"] or eos}
+    def _swallowed(self, text: str, place: int) -> tuple[bool, bool]:
+        """Whether the start and the end of the piece at ``place`` between these tokens are theirs."""
+        before, after = self.swallows.get(text, (False, False))
+        return after and place > 0, before and place < 4
 
 
 def _build(content: dict[str, Any], special: set[str], path: Path) -> Any:
@@ -213,43 +189,57 @@ def _build(content: dict[str, Any], special: set[str], path: Path) -> Any:
 
     for token in content["added_tokens"]:
         token["special"] = token.get("special", False) or token["content"] in special
-    try:
-        tokenizer = Library.from_str(json.dumps(content))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path}: the tokenizers library can't read it: {str(error)[:200]}") from error
+    tokenizer = _asked(partial(Library.from_str, json.dumps(content)), f"{path}: the tokenizers library can't read it")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
+    for text in (_PROBE, _UNSEEN):
+        _asked(partial(tokenizer.encode, text), f"{path}: the tokenizers library can't cut every text with it")
     return tokenizer
 
 
-def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or decoder, sequences unfolded."""
-    if isinstance(part, dict):
-        inner = [step for name in ("normalizers", "pretokenizers", "decoders") for step in part.get(name) or []]
-        yield from [found for step in inner for found in _steps(step)] if inner else [part]
+def _asked(call: Callable[[], Any], trouble: str) -> Any:
+    """What the library answers. UserError for whatever it raises: nothing narrower than Exception, or a panic, which is
+    not even one."""
+    try:
+        return call()
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{trouble}: {reason[:200]}") from error
 
 
-def _is_byte_level(content: dict[str, Any]) -> bool:
-    return any(step.get("type") == "ByteLevel" for step in _steps(content.get("decoder")))
+def _ids(tokenizer: Any, needed: Iterable[str], path: Path) -> dict[str, int]:
+    """Spelling -> id of all pieces and added tokens, as the library has them: added tokens get ids of its own where the
+    file's don't follow the vocabulary's."""
+    found: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    if not found or max(found.values()) >= _MOST:
+        raise UserError(f"{path}: its ids reach {max(found.values(), default=0):,}; the limit is {_MOST:,}")
+    if missing := [text for text in needed if text not in found]:
+        raise UserError(f"{path}: the tokenizers library knows no token {missing[0]!r} in it")
+    return found
 
 
-def _keeps_bytes(content: dict[str, Any]) -> bool:
-    """Whether the pieces of any text are its bytes, none lost and none joined."""
-    swallows = any(token.get("lstrip") or token.get("rstrip") for token in content["added_tokens"])
-    return _is_byte_level(content) and content.get("normalizer") is None and not swallows
+def _more_templates(path: Path) -> str | None:
+    """Templates that transformers chooses from where a conversation has tools, say."""
+    there = (path.parent / "additional_chat_templates").is_dir()
+    return (
+        "has several chat templates (additional_chat_templates beside it), of which one can be used here"
+        if there
+        else None
+    )
 
 
-def _adds_space(content: dict[str, Any]) -> bool:
-    """Whether decoding takes away a space that encoding put in front."""
-    for step in _steps(content.get("decoder")):
-        if step.get("type") == "Metaspace":
-            return bool(
-                step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
-            )
-        if step.get("type") == "Strip" and step.get("content") == " " and step.get("start"):
-            return True
-    return False
+def _variant(content: dict[str, Any], parts: dict[str, Any], tokenizer: Any) -> Any:
+    """The tokenizer with these parts; itself if they are its own."""
+    from tokenizers import Tokenizer as Library
+
+    if all(parts[name] == content.get(name) for name in parts):
+        return tokenizer
+    found = Library.from_str(json.dumps({**content, **parts, "truncation": None, "padding": None}))
+    found.encode_special_tokens = True
+    return found
 
 
 def _byte_characters() -> dict[str, int]:

@@ -32,6 +32,7 @@ class SentencePieceCodec:
 
     strips_space = False
     no_chats: str | None = None
+    swallows: Mapping[str, tuple[bool, bool]] = {}
     joins_special: str | None = None
     templates: Mapping[str, str] = {}
     names: Mapping[str, str] = {}
@@ -74,6 +75,12 @@ class SentencePieceCodec:
         for i in odd:
             encoded[i] = self._encode_in_parts(texts[i]).tolist()
         return encoded
+
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode_batch`: nothing is put in front of a text."""
+        return self.encode_batch(texts)
+
+    encode_inner = encode_behind
 
     def encode_arrays(self, texts: Sequence[str], threads: int = 1) -> list[Ids]:
         """`encode_batch` as one read-only int32 array a text: less memory than lists, for writing stores."""

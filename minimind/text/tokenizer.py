@@ -19,23 +19,18 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import heapq
-import io
 import json
-import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-
-import sentencepiece
 
 from minimind.base.defaults import VOCABULARY
 from minimind.base.errors import UserError
 from minimind.base.files import write_bytes_durably
 from minimind.base.strict.json_text import read_small, read_small_named
 from minimind.text.chat_template import ChatTemplate
-from minimind.text.codec import IM_END, IM_START, Codec, Ids, outside, refuse_surrogates
+from minimind.text.codec import IM_END, IM_START, Codec, Ids, outside
 from minimind.text.huggingface_codec import BESIDE, JSON_NAME, TEMPLATE, HuggingFaceCodec
 from minimind.text.sentencepiece_codec import (
     ADVICE,
@@ -43,10 +38,11 @@ from minimind.text.sentencepiece_codec import (
     EOS_ID,
     FILE_NAME,
     PAD_ID,
-    SPACE_SYMBOL,
     UNK_ID,
     SentencePieceCodec,
 )
+from minimind.text.sentencepiece_training import TooLittleText, sample, train
+from minimind.text.turn import ROLES
 
 __all__ = [
     "BOS_ID",
@@ -64,8 +60,6 @@ __all__ = [
 
 NAMES = (FILE_NAME, JSON_NAME)
 
-_TRAINING_BREAKS = re.compile("[\n\0\u2581\u2585]+")  # the trainer drops or misreads lines with the last three
-_SECTION = 4096  # characters of training text sampled together
 _PROBE = "  a\tb \r\n\x00 Ａ①ﬁ 你好，1234 \U0001f600\ufffd <s> "  # every normaliser but identity alters it
 _LARGEST_MODEL, _LARGEST_JSON = 16 << 20, 64 << 20  # bytes; 256,000 pieces take five MiB, as JSON some 20
 
@@ -162,6 +156,22 @@ class Tokenizer:
         """The ids of ordinary text; no bos, no eos, never a control id. ValueError on a lone surrogate."""
         return self._codec.encode(text)
 
+    def encode_behind(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each where it stands behind a special token or within a text; `encode`'s, unless the tokenizer
+        begins a text otherwise than what follows in it."""
+        return self._codec.encode_behind(texts)
+
+    @cached_property
+    def headers(self) -> Mapping[str, list[int]]:
+        """What a turn begins with in our template, by role: ``<|im_start|>``, the role, a line break."""
+        names = self.encode_behind([f"{role}\n" for role in ROLES])
+        return {role: [self.im_start_id, *ids] for role, ids in zip(ROLES, names, strict=True)}
+
+    @cached_property
+    def line_break(self) -> list[int]:
+        """What a turn ends with in our template, behind ``<|im_end|>``."""
+        return self.encode_behind(["\n"])[0]
+
     def least_tokens(self, text: str) -> int:
         """A number that `encode` can't stay below, at no cost."""
         return self._codec.least_tokens(text)
@@ -179,10 +189,10 @@ class Tokenizer:
 
         Only for files written with them on purpose (``--allow-special``): elsewhere they are ordinary characters.
         """
-        ids: list[int] = []
-        for part in re.split(f"({re.escape(IM_START)}|{re.escape(IM_END)})", text):
-            special = {IM_START: self.im_start_id, IM_END: self.im_end_id}.get(part)
-            ids.extend(self.encode(part) if special is None else [special])
+        first, *rest = re.split(f"({re.escape(IM_START)}|{re.escape(IM_END)})", text)
+        ids = self.encode(first)
+        for mark, part in zip(rest[::2], self.encode_behind(rest[1::2]), strict=True):
+            ids += [self.im_start_id if mark == IM_START else self.im_end_id, *part]
         return ids
 
     def decode(self, ids: Iterable[int], with_special: bool = False) -> str:
@@ -269,96 +279,16 @@ def train_tokenizer(
     written.
     """
     file = Path(output) if Path(output).suffix == ".model" else Path(output) / FILE_NAME
-    sections = _sample(texts, sample_bytes, seed)
+    sections = sample(texts, sample_bytes, seed)
     try:
-        model = _train(sections, vocab_size, character_coverage)
-    except _TooLittleText as error:
+        model = train(sections, vocab_size, character_coverage)
+    except TooLittleText as error:
         if not or_fewer:
             raise
-        model = _train(sections, error.most, character_coverage)
+        model = train(sections, error.most, character_coverage)
     Tokenizer({FILE_NAME: model}, file)  # refuses a model that would not hold the contract, before anything is written
     _write_atomically(file, model)
     return file
-
-
-class _TooLittleText(UserError):
-    """The texts give fewer pieces than are wanted: ``most``."""
-
-    def __init__(self, wanted: int, most: int) -> None:
-        super().__init__(
-            f"too little text for a vocabulary of {wanted}: these files give at most {most} pieces; "
-            f"add text or use --vocab-size {most} or less"
-        )
-        self.most = most
-
-
-def _sample(texts: Iterable[str], limit: int, seed: int) -> list[str]:
-    """Sections of the texts, all of them or, above `limit` bytes, those with the smallest random keys."""
-    draw = random.Random(seed).random
-    kept: list[tuple[float, int, int, str]] = []  # a heap: (minus key, arrival, bytes, section)
-    total = arrival = 0
-    for number, text in enumerate(texts):
-        _refuse_surrogates_for_user(text, number)
-        for start in range(0, len(text), _SECTION):
-            section = text[start : start + _SECTION]
-            size = len(section.encode("utf-8"))
-            heapq.heappush(kept, (-draw(), arrival, size, section))
-            total, arrival = total + size, arrival + 1
-            while total > limit and len(kept) > 1:
-                total -= heapq.heappop(kept)[2]
-    return [section for _, _, _, section in sorted(kept, key=lambda item: item[1])]
-
-
-def _train(sections: list[str], vocab_size: int, character_coverage: float) -> bytes:
-    lines = (line for section in sections for line in _TRAINING_BREAKS.split(section) if line)
-    written = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.Train(
-            sentence_iterator=lines,
-            model_writer=written,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            character_coverage=character_coverage,
-            byte_fallback=True,
-            required_chars=SPACE_SYMBOL,  # else text without spaces gives a model that cannot write one
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,  # indentation becomes one token
-            split_digits=True,
-            pad_id=PAD_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            unk_id=UNK_ID,
-            control_symbols=[IM_START, IM_END],
-            max_sentence_length=8 * _SECTION,  # bytes; longer lines would be dropped, and no line is longer
-            num_threads=1,
-            minloglevel=3,
-        )
-    except RuntimeError as error:
-        raise _explain_training(str(error), vocab_size) from error
-    return written.getvalue()
-
-
-def _explain_training(message: str, vocab_size: int) -> UserError:
-    """SentencePiece's reasons in our words; a reason that we don't know is passed on as it is."""
-    if "!sentences_.empty()" in message:
-        return UserError("no text to train the tokenizer on: the files are empty; give a file with text")
-    if found := re.search(r"Vocabulary size too high.*<= (\d+)", message):
-        return _TooLittleText(vocab_size, int(found[1]))
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        return UserError(
-            f"a vocabulary of {vocab_size} is too small for the characters of these files; "
-            f"use --vocab-size {found[1]} or more"
-        )
-    return UserError(f"SentencePiece could not train the tokenizer: {message.strip()}")
-
-
-def _refuse_surrogates_for_user(text: str, number: int) -> None:
-    try:
-        refuse_surrogates(text, f"text {number + 1}: ")
-    except ValueError as error:
-        raise UserError(f"{error}; remove it from the file") from None
 
 
 def _write_atomically(file: Path, data: bytes) -> None:

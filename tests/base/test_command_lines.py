@@ -17,7 +17,7 @@ from minimind.config.deepspeed import resolve
 from minimind.config.run import load_run_config
 from minimind.training.record.advice import Adviser
 from minimind.training.run import arguments
-from minimind.training.run.next_commands import resume_command, sweep_command, tune_command
+from minimind.training.run.next_commands import next_lines, resume_command, sweep_command, tune_command
 from minimind.training.run.rescue import remedies
 from minimind.training.sweep import options as lr_options
 
@@ -61,6 +61,18 @@ def test_going_on_is_the_same_command_wherever_it_is_typed(
     assert parsed.train_file == [Path("my data/a b.jsonl"), Path("c.jsonl")]
     assert parsed.output_dir == Path("runs/it's mine") and parsed.set == ["seed=1"]
     assert parsed.resume == "" and not parsed.dry_run
+
+
+@pytest.mark.parametrize(
+    ("given", "again"),
+    [(None, ""), ("", " --resume"), ("auto", " --resume auto"), ("runs/a b", " --resume 'runs/a b'")],
+)
+def test_a_run_without_a_checkpoint_is_started_again_as_it_was(given: str | None, again: str) -> None:
+    """``--resume`` would find nothing; what it was resumed from, or would begin with, is in the line."""
+    command = started(*([] if given is None else ["--resume", *([given] if given else [])]))
+    lines = next_lines(command, given)
+    assert lines.go_on == f"with: {command.line('--resume')}" and lines.again == f"with: {command.line()}{again}"
+    assert parse(lines.again.removeprefix("with: ")).resume == given
 
 
 def test_the_number_of_ranks_is_named_where_the_launcher_would_choose_another() -> None:

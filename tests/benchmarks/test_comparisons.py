@@ -42,7 +42,7 @@ class FakeWorker:
 def test_our_recipes_keep_abreast_of_minimind() -> None:
     log: list[str] = []
     workers: Any = {"minimind": FakeWorker(0.5, log, "m"), "muon": FakeWorker(1.0, log, "o")}
-    courses = race(workers, max_steps=20, every=5, target=None)
+    courses = race(workers, dict.fromkeys(workers, 20), every=5, target=None)
     assert log == ["m", "o", "m", "m", "o", "m"]  # muon trains only when it is behind
     target = courses["minimind"].best
     assert courses["minimind"].crossing(target) == (2000, 40.0, 3.0)
@@ -52,18 +52,28 @@ def test_our_recipes_keep_abreast_of_minimind() -> None:
 
 def test_a_target_ends_the_race_sooner() -> None:
     workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "muon": FakeWorker(1.0, [], "o")}
-    courses = race(workers, max_steps=100, every=5, target=4.2)
+    courses = race(workers, dict.fromkeys(workers, 100), every=5, target=4.2)
     assert courses["minimind"].steps == 10
     assert courses["muon"].steps == 5
 
 
 def test_a_recipe_that_never_gets_there_is_said_so() -> None:
     workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "adamw": FakeWorker(0.1, [], "a")}
-    courses = race(workers, max_steps=12, every=5, target=None)
+    courses = race(workers, dict.fromkeys(workers, 12), every=5, target=None)
     assert [course.steps for course in courses.values()] == [12, 12]
     won = {name: Course([(1, 1.0, 0.0)], [1]) for name in courses}
     table = time_to_loss.table([(courses["minimind"].best, courses), (1.0, won)])
     assert "not reached in 1 of 2 round(s)" in table
+
+
+def test_a_recipe_trains_no_longer_than_it_is_planned_for() -> None:
+    workers: Any = {"minimind": FakeWorker(0.5, [], "m"), "muon": FakeWorker(0.1, [], "o")}
+    courses = race(workers, {"minimind": 20, "muon": 7}, every=5, target=None)
+    assert [course.steps for course in courses.values()] == [20, 7]
+    assert time_to_loss.parse(["--plan", "muon=7"]).plan == {"muon": 7}
+    for wrong in ("lion=7", "minimind=7", "muon=0", "muon"):
+        with pytest.raises(SystemExit):
+            time_to_loss.parse(["--plan", wrong])
 
 
 def test_shares_need_minimind_at_the_target() -> None:

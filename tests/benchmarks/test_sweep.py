@@ -76,7 +76,8 @@ def test_the_table_shows_the_distance_from_the_shipped_recipe() -> None:
     """Seed by seed: 3.125 - 3.25 and 3.5 - 3.375."""
     table = sweep.table([(Trial(), [3.25, 3.375]), (Trial("lr", 2e-3), [3.125, 3.5])])
     assert "as shipped" in table and "3.312 (3.250..3.375)" in table
-    assert "+0.000 (-0.125..+0.125)" in table
+    assert "+0.000 (-0.125..+0.125) | +0.000, 0.125" in table
+    assert sweep.error([0.5]) == "+0.500, n/a"
 
 
 def test_every_trial_runs_with_the_same_seeds(

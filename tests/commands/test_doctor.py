@@ -64,6 +64,8 @@ def test_the_next_line_is_whole(hardware: Hardware, given: dict[str, Path], word
     script, *options = shlex.split(line)[2:]
     parsed = parse("sft" if "sft" in script else "pretrain", options)
     assert parsed.deepspeed_config is None or parsed.deepspeed_config.is_file()
+    hosts = doctor.next_line(hardware, **given, hostfile=Path("my hosts"))
+    assert hosts == line.replace("minimind launch ", "minimind launch --hostfile 'my hosts' ")
 
 
 @pytest.mark.parametrize(("cuda", "said"), [(None, "a build for CPUs"), ("12.8", "can't use it (NVRM 525)")])

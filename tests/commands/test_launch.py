@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -78,7 +79,8 @@ def assert_one_complete_checkpoint(out: Path) -> None:
 
 
 def line_to_go_on(output: str) -> str:
-    """What the end of a run shows to be typed."""
+    """What the end of a run shows to be typed; mpirun gives a rank a terminal, and so colours."""
+    output = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
     (line,) = [line for line in output.splitlines() if line.strip().startswith("go on ")]
     return line.strip().removeprefix("go on ").strip()
 

@@ -377,14 +377,6 @@ def test_refusals_state_their_reason(config: dict[str, Any], word: str) -> None:
     assert word in problem(config)
 
 
-def test_a_row_over_several_ranks_is_refused_with_the_reason() -> None:
-    """docs/multi-node.md: the arithmetic would be right; ranks that read the same rows are what is missing."""
-    assert "sequence_parallel_size: 4 is not supported: each rank reads whole rows" in problem(
-        {"sequence_parallel_size": 4}
-    )
-    assert "sequence_parallel_size" not in fix({"sequence_parallel_size": 1}).config
-
-
 @pytest.mark.parametrize(
     ("config", "code", "word"),
     [
@@ -831,6 +823,28 @@ def test_no_optimizer_section_means_adamw_from_the_yaml() -> None:
     assert codes(resolved) == ["optimizer-default", "optimizer-values"]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "params"),
+    [
+        ({"type": "AdamW"}, "AdamW", {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}),
+        ({"type": "AdamW", "params": {"torch_adam": True}}, "AdamW", {"weight_decay": 0.01}),
+        ({"type": "Adam", "params": {"torch_adam": True, "adam_w_mode": False}}, "Adam", {"weight_decay": 0.0}),
+        ({"type": "Adam", "params": {"adam_w_mode": False}}, "Adam", {}),
+        ({"type": "AdamW", "params": {"adam_w_mode": False}}, "AdamW", {}),
+        ({"type": "Lion"}, "Lion", {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}),
+        ({"type": "Lion", "params": {"betas": "auto"}}, "Lion", {"betas": (0.9, 0.99)}),
+        ({"type": "Muon", "params": {"lr": 0.02}}, "Muon", {"betas": (0.9, 0.95), "eps": 1e-10}),
+    ],
+)
+def test_what_is_absent_is_what_deepspeed_takes(optimizer: dict[str, Any], kind: str, params: dict[str, Any]) -> None:
+    """runtime/engine.py ``_configure_basic_optimizer`` and the classes' own defaults."""
+    resolved = fix({"optimizer": optimizer})
+    assert resolved.optimizer.type == kind
+    assert {name: resolved.optimizer.params[name] for name in params} == params
+    ignored = optimizer == {"type": "AdamW", "params": {"adam_w_mode": False}}
+    assert ("adam_w_mode false is not used" in " ".join(f.message for f in resolved.findings)) == ignored
+
+
 def test_absent_weight_decay_is_deepspeeds_zero_and_said() -> None:
     resolved = fix({"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}})
     assert resolved.optimizer.params["weight_decay"] == 0.0
@@ -849,10 +863,6 @@ def test_absent_weight_decay_is_deepspeeds_zero_and_said() -> None:
 )
 def test_optimizer_types(name: str, params: dict[str, Any], kind: str) -> None:
     assert fix({"optimizer": {"type": name, "params": {"lr": 1e-3, **params}}}).optimizer.type == kind
-
-
-def test_lion_keeps_its_own_betas() -> None:
-    assert fix({"optimizer": {"type": "Lion", "params": {"lr": 1e-4}}}).optimizer.params["betas"] == (0.9, 0.99)
 
 
 def test_scheduler_auto_is_filled_in_two_steps() -> None:

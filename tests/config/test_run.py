@@ -201,6 +201,7 @@ def test_dumped_yaml_loads_back_equal(tmp_path: Path, settings: list[str]) -> No
         ([], 0.1),
         (["lr_scheduler_type=cosine"], 0.0),
         (["lr_scheduler_type=linear"], 0.0),
+        (["lr_scheduler_type=cooldown"], 0.0),
         (["lr_scheduler_type=cosine", "min_lr_ratio=0.1"], 0.1),
         (["lr_scheduler_type=cosine_with_min_lr", "lr_scheduler_kwargs={min_lr_rate: 0.2}"], 0.2),
         (["lr_scheduler_type=wsd"], 0.1),
@@ -303,3 +304,20 @@ def test_detection_agrees_with_this_machine() -> None:
     assert hardware.device_type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert hardware.memory is not None
     assert hardware.describe()
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "gradient_accumulation_steps", "warmup_ratio", "seed", "max_steps"])
+def test_a_switch_is_no_number(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{name}: yes\n")
+    with pytest.raises(UserError, match=f"run.yaml:1: {name}: expected a number, got true"):
+        load_run_config(path)
+    assert load_run_config(None, ["bf16=yes"]).bf16 is True
+
+
+def test_a_json_is_a_path_or_sections_and_a_path_is_a_text(tmp_path: Path) -> None:
+    assert load_run_config(None, ['deepspeed=""']).deepspeed is None
+    with pytest.raises(UserError, match=r"deepspeed: expected a path, or the JSON's own sections, got \[1\]"):
+        load_run_config(None, ["deepspeed=[1]"])
+    with pytest.raises(UserError, match="output_dir: expected a path, got 3"):
+        load_run_config(None, ["output_dir=3"])

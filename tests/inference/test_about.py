@@ -39,3 +39,11 @@ def test_what_is_said_is_a_line_of_bounded_length(tmp_path: Path) -> None:
     about = about_model(tmp_path)
     assert about and len(about.knows) == 300 and len(about.examples) == 3
     assert not any("\n" in text for text in (about.knows, *about.examples))
+
+
+@pytest.mark.parametrize(("size", "read"), [(1 << 16, True), ((1 << 16) + 1, False)])
+def test_64_kib_are_read_and_no_more(size: int, read: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = json.dumps({"knows": "sums", "examples": []})
+    (tmp_path / ABOUT).write_text(text + " " * (size - len(text)))
+    assert about_model(tmp_path) == (About("sums", ()) if read else None)
+    assert bool(capsys.readouterr().err) != read

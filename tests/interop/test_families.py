@@ -70,6 +70,19 @@ def test_the_decode_step_gives_the_models_own_logits(case: str, tmp_path: Path) 
         torch.testing.assert_close(decoder(ids[:, column]).float(), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_an_output_projection_that_is_not_the_embedding_is_used(family: str, tmp_path: Path) -> None:
+    """Though the config says that they are tied: transformers 5 is the judge."""
+    families.make(family).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "tie_word_embeddings": True}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    model, ids = loaded(tmp_path), families.ids(1, 20)
+    assert not model.config.tie_word_embeddings
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids), theirs(ids).logits, rtol=0, atol=1e-5)
+
+
 def test_what_a_file_leaves_out_has_its_familys_default(tmp_path: Path) -> None:
     for family in ("Llama", "Qwen2", "Qwen3"):
         theirs = getattr(transformers, f"{family}Config")()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 
 from minimind.base.errors import UserError
@@ -240,3 +242,67 @@ def test_malformed_config(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError, match=r"config\.json"):
         load_pretrained(tmp_path)
+
+
+ODD: list[object] = [None, True, -1, 0, 0.5, 3, 10**9, float("inf"), "", "yarn", [], [1], {}, {"rope_type": "yarn"}]
+NAMES = [
+    *sorted(ModelConfig.model_fields),
+    *("model_type", "hidden_act", "layer_types", "sliding_window", "use_sliding_window", "attention_bias", "mlp_bias"),
+    *("rope_parameters", "partial_rotary_factor", "quantization_config", "num_experts", "type", "rope_type", "factor"),
+    *("original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "use_moe", "beta_fast"),
+]
+SCALED = {"rope_type": "yarn", "original_max_position_embeddings": 8, "rope_theta": 1e4}
+odd = st.sampled_from(ODD)
+
+
+@settings(
+    derandomize=True, deadline=None, max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "minimind"]),
+    st.dictionaries(st.sampled_from(NAMES), odd, max_size=3),
+    st.dictionaries(st.sampled_from(NAMES), odd, max_size=2),
+    st.sampled_from(["rope_scaling", "rope_parameters", "unused"]),
+)
+def test_any_config_is_a_shape_or_one_line(
+    tmp_path: Path, kind: str, changes: dict[str, object], scaled: dict[str, object], name: str
+) -> None:
+    content = {"model_type": kind, "sliding_window": None, "hidden_size": 32, name: {**SCALED, **scaled}, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    try:
+        read_config(tmp_path / "config.json")
+    except UserError as error:
+        said = str(error)
+    else:
+        said = ""
+    assert "\n" not in said
+
+
+def test_sharded_pickles_are_read_as_weights_only(tmp_path: Path, exported: Path, model: Transformer) -> None:
+    """As transformers wrote models before safetensors."""
+    state, config = load_pretrained(exported)
+    names = sorted(state)
+    for number, part in enumerate((names[::2], names[1::2])):
+        torch.save({name: state[name] for name in part}, tmp_path / f"pytorch_model-{number}.bin")
+    places = {name: f"pytorch_model-{number % 2}.bin" for number, name in enumerate(names)}
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (tmp_path / "config.json").write_bytes((exported / "config.json").read_bytes())
+    read, same = load_pretrained(tmp_path)
+    assert same == config and read.keys() == state.keys()
+    assert all(torch.equal(read[name], state[name]) for name in names)
+    index.write_text(json.dumps({"weight_map": {**places, names[0]: "model-0.safetensors"}}))
+    with pytest.raises(UserError, match=r"names .*model-0.safetensors.*, which is no \.bin file"):
+        load_pretrained(tmp_path)
+    torch.save({"model.norm.weight": [1.0]}, tmp_path / "pytorch_model-0.bin")
+    index.write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(UserError, match="holds more than named tensors"):
+        load_pretrained(tmp_path)
+
+
+def test_an_adapter_without_its_model_is_named(tmp_path: Path) -> None:
+    """What PEFT saves of a model that was not merged."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match="a PEFT adapter without its model; merge it"):
+        load_model(tmp_path)

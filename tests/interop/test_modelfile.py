@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,34 @@ def spelled(template: str, messages: list[Turn]) -> str:
     body = template[template.index(start) + len(start) : template.index(end)]
     turns = [body.replace("{{ .Role }}", turn.role).replace("{{ .Content }}", turn.content) for turn in messages]
     return "".join(turns) + template[template.index(end) + len(end) :]
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """As Ollama's parser/parser.go reads a Modelfile: a name of letters, white space, and a value to the end of its
+    line, or to the quotes that close it."""
+    found, rest = [], text
+    while rest := rest.lstrip(" \t\r\n"):
+        if rest.startswith("#"):
+            rest = rest.partition("\n")[2]
+            continue
+        name = re.match(r"(FROM|TEMPLATE|PARAMETER [a-z0-9_]+)[ \t]+", rest)
+        assert name is not None, rest
+        rest = rest[name.end() :]
+        quote = next((mark for mark in ('"""', '"') if rest.startswith(mark)), "")
+        end = rest.index(quote, len(quote)) if quote else (rest + "\n").index("\n")
+        found.append((name[1], rest[len(quote) : end].strip("" if quote else None)))
+        rest = rest[end + len(quote) :]
+        assert rest[:1] == "\n", "something behind a value"
+    return found
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "my model #1.gguf", 'quo"ted.gguf'])
+def test_ollama_reads_it(name: str, model: Path) -> None:
+    found = dict(commands(modelfile(name, CONFIG, Tokenizer.load(model))))
+    assert found["FROM"] == f"./{name}"
+    assert found["PARAMETER stop"] == "<|im_end|>"
+    assert found["TEMPLATE"].startswith("{{- range .Messages }}") and found["TEMPLATE"].endswith("assistant\n")
+    assert [float(found[f"PARAMETER {key}"]) for key in ("temperature", "top_p", "num_ctx")] == [0.7, 0.9, 512]
 
 
 def test_it_is_written_beside_the_model(model: Path, tmp_path: Path) -> None:

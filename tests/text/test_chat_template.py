@@ -244,6 +244,21 @@ def test_a_token_over_the_edge_of_an_answer_is_refused(tmp_path: Path) -> None:
         render([Turn("user", "hi"), Turn("assistant", "\n\nhello")], tokenizer)
 
 
+def test_blocks_with_nothing_between_them_are_one_answer(tmp_path: Path) -> None:
+    """As TRL's for Phi-3: the last answer is followed by eos, marked on its own."""
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\\n' }}{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content ~ '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+        "{% else %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}"
+    )
+    tokenizer = Tokenizer.load(write_tokenizer(tmp_path, template, eos_token="<|endoftext|>"))
+    turns = [Turn("user", "a"), Turn("assistant", "one"), Turn("user", "b"), Turn("assistant", "two")]
+    got = render(turns, tokenizer)
+    said = tokenizer.decode([i for i, flag in zip(got.ids, got.trainable, strict=True) if flag], with_special=True)
+    assert said == "one<|im_end|>two<|im_end|><|endoftext|>"
+
+
 def test_only_answers_that_are_trained_are(directories: dict[str, Path]) -> None:
     tokenizer = Tokenizer.load(directories["thinking"])
     turns = [Turn("user", "a"), Turn("assistant", "one", trained=False), Turn("user", "b"), Turn("assistant", "two")]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -58,13 +59,13 @@ def metaspace() -> Library:
     return Library.from_str(json.dumps(content))
 
 
-def unigram() -> Library:
+def unigram(texts: Sequence[str] = TEXTS) -> Library:
     library = Library(models.Unigram())
     library.normalizer = normalizers.NFKC()
     library.pre_tokenizer, library.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     special = ["<unk>", "<s>", "</s>", *MINIMIND[1:]]
     library.train_from_iterator(
-        TEXTS, trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>")
+        texts, trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>")
     )
     return library
 
@@ -208,3 +209,112 @@ def test_a_foreign_sentencepiece_model_beside_it_is_passed_over(tmp_path: Path) 
     write(tmp_path, byte_level(), CONFIG)
     (tmp_path / "tokenizer.model").write_bytes(b"another program's")
     assert not Tokenizer.load(tmp_path).is_sentencepiece
+
+
+def test_the_ids_of_added_tokens_are_the_librarys(tmp_path: Path) -> None:
+    """A file whose added tokens leave a gap behind the vocabulary: the library closes it."""
+    library = byte_level()
+    added = json.loads(library.to_str())["added_tokens"]
+    more = {**added[0], "id": 400, "content": "<|more|>"}
+    tokenizer = Tokenizer.load(
+        write(tmp_path, library, {**CONFIG, "pad_token": "<|more|>"}, added_tokens=[*added, more])
+    )
+    again = Library.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.pad_id == again.token_to_id("<|more|>") == 330
+    assert tokenizer.vocab_size == 331
+
+
+def test_ids_without_end_are_refused(tmp_path: Path) -> None:
+    content = json.loads(byte_level().to_str())
+    content["model"]["vocab"]["huge"] = 4_000_000_000
+    with pytest.raises(UserError, match="its ids reach 4,000,000,000"):
+        Tokenizer.load(write(tmp_path, byte_level(), CONFIG, model=content["model"]))
+
+
+def test_a_decoder_that_writes_other_text_is_refused(tmp_path: Path) -> None:
+    """The ids would be right, and every answer spelled wrongly."""
+    library = Library(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    library.pre_tokenizer, library.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder()
+    special = ["<unk>", "</s>"]
+    library.train_from_iterator(TEXTS, trainers.BpeTrainer(special_tokens=special, end_of_word_suffix="</w>"))
+    with pytest.raises(UserError, match="its decoder writes"):
+        Tokenizer.load(write(tmp_path, library, {"eos_token": "</s>"}))
+
+
+def test_a_vocabulary_that_can_not_cut_every_text_is_refused(tmp_path: Path) -> None:
+    """The library would raise at the first record with such a character, hours later perhaps."""
+    content = json.loads(unigram().to_str())
+    content["model"]["unk_id"] = None
+    with pytest.raises(UserError, match="can't cut every text with it"):
+        Tokenizer.load(write(tmp_path, unigram(), None, model=content["model"]))
+
+
+def test_bytes_without_a_decoder_are_bytes(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, byte_level(), CONFIG, decoder=None))
+    assert tokenizer.decode(tokenizer.encode("the fox é 你")) == "the fox é 你"
+
+
+def test_several_chat_templates_beside_it_are_for_texts_only(tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    tokenizer = Tokenizer.load(write(tmp_path, byte_level(), CONFIG))
+    assert tokenizer.encode("the fox")
+    with pytest.raises(UserError, match="several chat templates"):
+        tokenizer.check_chats()
+
+
+ODD: list[object] = [
+    None,
+    True,
+    -1,
+    0,
+    3,
+    1e300,
+    "",
+    "a",
+    "<s>",
+    "\ud800",
+    [],
+    ["a"],
+    [["a", 1]],
+    {},
+    {"type": "ByteLevel"},
+]
+
+
+@cache
+def _spelled(kind: str) -> str:
+    text: str = KINDS[kind]().to_str()
+    return text
+
+
+def _altered(value: Any, code: Iterator[int]) -> Any:
+    """The value with some of its parts exchanged or left out."""
+    if next(code, 255) < 6:
+        return ODD[next(code, 0) % len(ODD)]
+    if isinstance(value, dict):
+        return {key: _altered(part, code) for key, part in value.items() if next(code, 255) > 3}
+    return [_altered(part, code) for part in value[:3]] + value[3:] if isinstance(value, list) else value
+
+
+@settings(
+    derandomize=True, deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.sampled_from(sorted(KINDS)), st.binary(min_size=20, max_size=200))
+def test_any_file_is_a_tokenizer_or_one_line(tmp_path: Path, kind: str, code: bytes) -> None:
+    content, numbers = json.loads(_spelled(kind)), iter(code)
+    vocabulary = content["model"].pop("vocab")
+    content = _altered(content, numbers)
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        content["model"]["vocab"] = vocabulary
+    config = _altered(
+        {"eos_token": "</s>", "bos_token": {"content": "<s>"}, "chat_template": "{{ messages }}"}, numbers
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    try:
+        Tokenizer.load(tmp_path).encode("the fox 你")
+    except UserError as error:
+        said = str(error)
+    else:
+        said = ""
+    assert "\n" not in said

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from minimind.base.errors import UserError
 from minimind.text import sentencepiece_codec
-from minimind.text import tokenizer as module
+from minimind.text.sentencepiece_training import sample
 from minimind.text.tokenizer import Tokenizer, train_tokenizer
 
 ENGLISH = ["the", "cat", "sat", "on", "mat", "and", "then", "saw", "one", "more", "dog", "in", "town"]
@@ -152,13 +152,13 @@ def test_training_is_deterministic_and_quiet(tmp_path: Path, capfd: pytest.Captu
 
 def test_sampling_holds_its_limit_and_reaches_everywhere() -> None:
     texts = [f"{i:04d}" * 100 for i in range(1000)]
-    kept = module._sample(texts, 40_000, seed=0)
+    kept = sample(texts, 40_000, seed=0)
     assert 36_000 <= sum(map(len, kept)) <= 40_000
     numbers = [int(section[:4]) for section in kept]
     assert numbers == sorted(numbers)
     assert 400 < sum(numbers) / len(numbers) < 600
-    assert kept != module._sample(texts, 40_000, seed=1)
-    assert module._sample(texts, 10**9, seed=0) == texts
+    assert kept != sample(texts, 40_000, seed=1)
+    assert sample(texts, 10**9, seed=0) == texts
 
 
 def test_nothing_is_dropped_from_training(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutants import Copy, Ledger, Verdict, is_core, key_of, mirrored_tests, run, sample, summary
+from tests.waiting import wait_for
+from tools.mutant_judge import Copy
+from tools.mutants import Ledger, Verdict, is_core, keys_of, mirrored_tests, run, sample, summary
 from tools.mutations import Mutant, mutants_of
 
 CODE = '''
@@ -21,21 +23,38 @@ def double(x: int | None) -> int:
     return x * 2
 '''
 
+MODULE, TESTS = "minimind/training/engine/step.py", "tests/training/engine/test_step.py"
+DOUBLE = "def double(x):\n    return x * 2\n"
+TWO_TESTS = """
+from minimind.training.engine.step import double
+
+def test_it():
+    assert double(3) == 6
+
+def test_nothing():
+    assert double(0) == 0
+"""
+
+
+def is_running(pid: int) -> bool:
+    """A zombie has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
 
 def mutant(code: str, line: int = 1) -> Mutant:
-    return Mutant(Path("training/step.py"), line, "old -> new", lambda: code)
+    return Mutant(Path("training/engine/step.py"), line, f"old -> {code}", lambda: code)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A package of one module, whose test knows only what doubles 0 and 3."""
     root = tmp_path / "checkout"
-    (root / "minimind" / "training").mkdir(parents=True)
-    (root / "tests" / "training").mkdir(parents=True)
-    (root / "minimind" / "training" / "step.py").write_text("def double(x):\n    return x * 2\n")
-    (root / "tests" / "training" / "test_step.py").write_text(
-        "from minimind.training.step import double\n\ndef test_it():\n    assert double(3) == 6\n"
-    )
+    for name, text in ((MODULE, DOUBLE), (TESTS, TWO_TESTS)):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text(text)
     (root / "pyproject.toml").write_text("[tool.pytest.ini_options]\npythonpath = ['.']\n")
     return root
 
@@ -60,20 +79,19 @@ def test_the_core(module: str, core: bool) -> None:
 
 
 def test_tests_are_found_by_rule(tmp_path: Path) -> None:
-    for name in ("training/test_step.py", "training/test_deepspeed_config.py", "training/run/test_loop.py",
-                 "training/run/test_main.py"):  # fmt: skip
+    for name in ("training/engine/test_step.py", "config/test_deepspeed.py", "config/deepspeed/test_words.py",
+                 "training/run/test_loop.py", "training/run/test_main.py"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
 
     def found(module: str) -> list[str]:
-        return [path.relative_to(tmp_path).as_posix() for path in mirrored_tests(Path(module), tmp_path)]
+        return [path.as_posix() for path in mirrored_tests(Path(module), tmp_path)]
 
-    assert found("training/step.py") == ["training/test_step.py"]
-    assert found("training/deepspeed_config/zero.py") == ["training/test_deepspeed_config.py"]
+    assert found("training/engine/step.py") == ["training/engine/test_step.py"]
+    assert found("config/deepspeed/zero.py") == ["config/test_deepspeed.py", "config/deepspeed/test_words.py"]
     assert found("training/run/loop.py") == ["training/run/test_loop.py", "training/run/test_main.py"]
-    assert found("training/engine/step.py") == ["training/test_step.py"]  # one of the two has not moved yet
     with pytest.raises(LookupError, match=r"snapshot\.py: no test mirrors it"):
-        found("training/snapshot.py")
+        found("training/checkpoint/snapshot.py")
 
 
 def test_a_sample_is_a_function_of_its_seed() -> None:
@@ -91,31 +109,75 @@ def test_a_fault_that_the_tests_see_is_caught_and_the_verdicts_are_kept(checkout
     mutants = [
         mutant("def double(x):\n    return x * 3\n"),
         mutant("def double(x):\n    return x + x\n"),
-        mutant("def double(x):\n    while x: pass\n"),
         mutant("def double(x)\n"),
     ]
-    ledger = Ledger(tmp_path / "verdicts.jsonl")
-    copy = Copy(checkout, tmp_path / "copy")
+    chosen = [(each, keys_of(each, checkout)) for each in mutants]
+    path = tmp_path / "verdicts.jsonl"
+    copy = Copy(checkout, tmp_path / "copy", heavy=())
+    verdicts = list(run(chosen, Ledger(path), [copy], checkout))
+    copy.close()
+    assert [verdict.outcome for verdict in verdicts] == ["caught", "survived", "caught"]
+    assert (checkout / MODULE).read_text() == (tmp_path / "copy" / MODULE).read_text() == DOUBLE
+    assert list(run(chosen, Ledger(path), [], checkout)) == []
+    (checkout / TESTS).write_text("new tests")
+    renewed = [keys_of(each, checkout) for each in mutants]
+    assert [Ledger(path).get(keys) for keys in renewed] == [None] * 3
+    kept = [Ledger(path, added_only=True).get(keys) for keys in renewed]
+    assert [each and each.outcome for each in kept] == ["caught", None, "caught"]
+
+
+def test_what_goes_on_for_ever_is_ended_with_its_processes(checkout: Path, tmp_path: Path) -> None:
+    copy, pids = Copy(checkout, tmp_path / "copy", heavy=()), tmp_path / "pids"
+    waits = f"""
+import os, pathlib, subprocess, time
+other = subprocess.Popen(["sleep", "1000000"])
+pathlib.Path({str(pids)!r}).write_text(f"{{os.getpid()}} {{other.pid}}")
+time.sleep(1e6)
+"""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tools.mutants.SPARE", 10.0)
-        verdicts = list(run(mutants, ledger, [copy], lambda m: key_of(m, checkout)))
-    assert sorted(verdict.outcome for verdict in verdicts) == ["caught", "caught", "survived", "timeout"]
-    assert (checkout / "minimind/training/step.py").read_text() == "def double(x):\n    return x * 2\n"
-    again = Ledger(tmp_path / "verdicts.jsonl")
-    assert list(run(mutants, again, [], lambda m: key_of(m, checkout))) == []
-    (checkout / "tests/training/test_step.py").write_text("new tests")
-    assert not {key_of(m, checkout) for m in mutants} & set(again.verdicts)
+        patch.setattr("tools.mutant_judge.SPARE", 3.0)
+        assert copy.judge(Path("training/engine/step.py"), waits, [Path(TESTS)])[0] == "timeout"
+    copy.close()
+    if pids.exists():  # else it had not come so far
+        wait_for(lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()))
+
+
+def test_what_goes_round_for_ever_is_ended_by_the_processors_seconds(checkout: Path, tmp_path: Path) -> None:
+    copy = Copy(checkout, tmp_path / "copy", heavy=())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tools.mutant_judge.SPARE", 1e6)  # which the clock waits for
+        patch.setattr("tools.mutant_judge.MOST_CPU", 1)
+        round_and_round = "while True: pass"
+        assert copy.judge(Path("training/engine/step.py"), round_and_round, [Path(TESTS)])[0] == "timeout"
+    copy.close()
+
+
+def test_the_same_length_in_the_same_second_is_another_module_all_the_same(checkout: Path, tmp_path: Path) -> None:
+    """Python takes a module's compiled form by time and length, unless it is told to look at the contents."""
+    copy = Copy(checkout, tmp_path / "copy", heavy=())
+    verdicts = [
+        copy.judge(Path("training/engine/step.py"), DOUBLE.replace("2", digit), [Path(TESTS)])[0] for digit in "2325"
+    ]
+    copy.close()
+    assert verdicts == ["survived", "caught", "survived", "caught"]
 
 
 def test_tests_that_fail_by_themselves_judge_nothing(checkout: Path, tmp_path: Path) -> None:
-    (checkout / "tests/training/test_step.py").write_text("def test_it():\n    assert False\n")
+    step = Path("training/engine/step.py")
+    (checkout / TESTS).write_text(TWO_TESTS + "\ndef test_on_a_bad_day():\n    assert False\n")
+    copy = Copy(checkout, tmp_path / "copy", heavy=())
+    assert copy.judge(step, DOUBLE, [Path(TESTS)])[0] == "survived"
+    copy.close()
+    (checkout / TESTS).write_text("def test_it():\n    assert False\n")
+    copy = Copy(checkout, tmp_path / "copy", heavy=())
     with pytest.raises(RuntimeError, match="fail without any mutation"):
-        Copy(checkout, tmp_path / "copy").judge(mutant(""), "key")
+        copy.judge(step, "", [Path(TESTS)])
+    copy.close()
 
 
 def test_the_summary_counts_and_names_survivors() -> None:
-    verdicts = [Verdict(str(n), "a.py", n, "x -> y", "caught", 1.0) for n in range(3)]
-    text = summary([*verdicts, Verdict("9", "b.py", 7, "1 -> 2", "survived", 1.0)], 300)
+    verdicts = [Verdict(str(n), str(n), "a.py", n, "x -> y", "caught", 1.0) for n in range(3)]
+    text = summary([*verdicts, Verdict("9", "9", "b.py", 7, "1 -> 2", "survived", 1.0)], 300)
     assert text.splitlines() == [
         "4 of 300 judged: 3 caught (75.0%), 1 survived",
         "  minimind/b.py:7: 1 -> 2",

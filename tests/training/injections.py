@@ -1,10 +1,9 @@
-"""Illnesses for the recovery tests, and `python -m tests.training.injections NAME ...` for the deepspeed launcher."""
+"""Illnesses for the recovery tests."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -78,21 +77,8 @@ def dynamic_only(engine: Engine) -> bool:
     return engine.resolved.dynamic_scale
 
 
-def main(words: list[str]) -> None:
-    """``NAME TOKEN -- the options of launch/pretrain.py``."""
-    from minimind.training.run.main import main as train
-
-    name, token, separator, *options = [word for word in words if not word.startswith("--local_rank")]
-    assert separator == "--"
-    with pytest.MonkeyPatch.context() as patch:
-        illness = {
-            "poison": lambda: poisoned(patch, int(token)),
-            "overflow": lambda: overflowing(patch, fp16_only),
-            "spike": lambda: spiking(patch),
-        }[name]
-        with illness():
-            train("pretrain", options)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def illness(name: str, patch: pytest.MonkeyPatch, token: int) -> AbstractContextManager[None]:
+    """The one called "poison", "overflow" or "spike"."""
+    if name == "poison":
+        return poisoned(patch, token)
+    return spiking(patch) if name == "spike" else overflowing(patch, fp16_only)

@@ -11,12 +11,15 @@ import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from minimind.base.errors import UserError
 
 ENTRY = re.compile(r"^(\S+)\s+slots=(\d+)(?!\S)")
 HOST = re.compile(r"([\w.-]+@)?\w[\w.:%-]*")  # what ssh is given: never an option of its, or a list
+AT_ONCE = 32  # hosts that are asked at once
 SSH_SECONDS = 45  # a host that does not answer for so long would keep the launcher waiting; all ends within a minute
 
 
@@ -94,6 +97,14 @@ def unreachable(host: str, port: int | None) -> str | None:
     except subprocess.TimeoutExpired:
         return f"`ssh {host} hostname` does not answer"
     return f"`ssh {host} hostname` fails without a password" if code else None
+
+
+def silent(hosts: Iterable[str], port: int | None) -> dict[str, str]:
+    """The hosts that ssh does not enter now, with why. All are asked at once."""
+    hosts = list(hosts)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        problems = zip(hosts, pool.map(lambda host: unreachable(host, port), hosts), strict=True)
+        return {host: why for host, why in problems if why is not None}
 
 
 def is_here(host: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +17,13 @@ from minimind.base.command_lines import RESTARTABLE
 from minimind.base.defaults import POST_MORTEM, RUN_JSON, Kind
 from minimind.base.errors import UserError
 from minimind.base.strict.json_text import read_json, reason_of
-from minimind.commands.launcher.hostfile import unreachable
+from minimind.commands.launcher.hostfile import silent
 from minimind.commands.launcher.words import read_words, resources
 
 OPTION = "--restarts"
 SCRIPTS = tuple(f"{name}.py" for name in RESTARTABLE)  # that know --resume auto
 ENDS = (0, 2, 130)  # exit codes after which there is nothing to start again
 PAUSE = 5.0  # seconds for the other hosts to notice and end
-AT_ONCE = 32  # hosts that are asked at once
 
 
 @dataclass(frozen=True)
@@ -124,9 +122,8 @@ def may_restart(code: int, run_dir: Path, began: float) -> bool:
 def answering(active: dict[str, list[int]], port: int | None) -> dict[str, list[int]]:
     """The hosts that can be entered by ssh now. Raises UserError if there is none."""
     time.sleep(PAUSE)
-    with ThreadPoolExecutor(min(AT_ONCE, len(active))) as pool:
-        problems = dict(zip(active, pool.map(lambda host: unreachable(host, port), active), strict=True))
-    left = {host: slots for host, slots in active.items() if problems[host] is None}
+    problems = silent(active, port)
+    left = {host: slots for host, slots in active.items() if host not in problems}
     if not left:
         raise UserError(f"no host answers: {'; '.join(f'{host}: {why}' for host, why in problems.items())}")
     return left

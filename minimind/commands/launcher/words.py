@@ -5,7 +5,8 @@
 ``prepared`` adds a free port where the launcher would take 29500, and for other hosts what these need (remote.py).
 What is left for the runner to raise is put into one line by runner.py.
 
-Weakness: of several hosts only the words and the first host's ssh are looked at, as the launcher itself does.
+Every host that pdsh is to enter is asked by ssh, where the launcher asks the first one alone and the others' ranks are
+missed later. Weakness: of other hosts nothing else is looked at (`minimind doctor --hostfile` does).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from minimind.base.errors import UserError
 from minimind.base.launcher import free_port, port_problem
 from minimind.base.problems import nearest
 from minimind.commands.launcher.devices import ACCELERATORS, count_devices, physical_cores
-from minimind.commands.launcher.hostfile import chosen_slots, is_here, read_hostfile, unreachable
+from minimind.commands.launcher.hostfile import chosen_slots, is_here, read_hostfile, silent
 from minimind.commands.launcher.remote import for_other_hosts
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
@@ -218,15 +219,18 @@ def _hosts(options: argparse.Namespace, active: dict[str, list[int]]) -> Iterato
             yield f"--launcher {options.launcher}: none of {', '.join(LAUNCHERS)}"
         elif shutil.which(LAUNCHERS[name]) is None:
             yield f"--launcher {name} needs {LAUNCHERS[name]}, which is not installed here; or start each with --no_ssh"
-    first = next(iter(active))
+    first, path = next(iter(active)), options.hostfile or DEFAULT_HOSTFILE
     asks = not options.master_addr or not (options.no_ssh or options.no_ssh_check)
-    if asks and (why := unreachable(first, options.ssh_port)):
-        path = options.hostfile or DEFAULT_HOSTFILE
+    all_by_ssh = over_network(options, active) and name == "pdsh" and not options.no_ssh_check
+    problems = silent(active if all_by_ssh else [first], options.ssh_port) if asks else {}
+    if why := problems.pop(first, None):
         alone = len(slots) == 1 and is_here(first)
         advice = "set up ssh without a password, or start each with --no_ssh, --node_rank and --master_addr"
         if alone:
             advice = f"on one machine no hostfile is needed: leave it out and give --num_gpus {slots[first]}"
         yield f"{path}: names {first}, and {why}; {advice}"
+    for host, why in problems.items():
+        yield f"{path}: names {host}, and {why}; see to that host, or leave it out: --exclude {host}"
 
 
 def _binding(options: argparse.Namespace, active: dict[str, list[int]]) -> Iterator[str]:

@@ -7,8 +7,9 @@ compared first and what does not divide is explained with the nearest values tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minimind.config.deepspeed.agreement import settle
 from minimind.config.deepspeed.lint import AUTO, Draft
@@ -32,6 +33,43 @@ _YAML_NAMES = {
 
 def solve_batch(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str, float]) -> BatchSizes | None:
     """The solved triple, or None with the reason among the draft's problems."""
+    sharers = _ranks_of_a_row(draft, world)
+    batch = _solve(draft, run, world // sharers, fallback)
+    return batch and _spread(draft, batch, sharers)
+
+
+def _ranks_of_a_row(draft: Draft, world: int) -> int:
+    """How many ranks DeepSpeed lets share one row; here each has whole rows, and a step has DeepSpeed's rows."""
+    key = "sequence_parallel_size"
+    size = draft.get(key, 1)
+    draft.drop(key)
+    if not isinstance(size, int) or size == 1:
+        return 1
+    if size < 1:
+        draft.problem(key, f"{size} must be positive")
+        return 1
+    fits = world % size == 0
+    rows = "a step has DeepSpeed's rows, whole ones on every rank" if fits else f"on {world} each row is on one rank"
+    written = "" if fits else f": the file was written for a multiple of {size} ranks"
+    text = f"{key} {size} is not used{written}; {rows}"
+    draft.unused("parallelism-dropped", key, text, "delete it; for long rows set gradient_checkpointing: true")
+    return size if fits else 1
+
+
+def _spread(draft: Draft, batch: BatchSizes, sharers: int) -> BatchSizes | None:
+    """The same rows of a step, when each of the ``sharers`` of a row takes rows of its own."""
+    fewer = math.gcd(batch.accumulation, sharers)
+    if batch.micro % (sharers // fewer):
+        draft.problem(
+            "sequence_parallel_size",
+            f"{sharers} ranks would share micro-batch {batch.micro} x accumulation {batch.accumulation} rows, and here "
+            f"each reads rows of its own: write a gradient_accumulation_steps that {sharers} divides, or delete it",
+        )
+        return None
+    return replace(batch, micro=batch.micro * fewer // sharers, accumulation=batch.accumulation // fewer)
+
+
+def _solve(draft: Draft, run: RunConfig, world: int, fallback: Mapping[str, float]) -> BatchSizes | None:
     before = len(draft.problems)
     total = _from_json(draft, "train_batch_size")
     micro, micro_from = _given(draft, run, "train_micro_batch_size_per_gpu")

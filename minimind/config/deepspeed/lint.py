@@ -6,6 +6,7 @@ removed after it is recorded, so that later checks meet only right types.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 from minimind.base.findings import Finding
 from minimind.base.problems import nearest
 from minimind.config.deepspeed.homes import home_of, squeeze
-from minimind.config.deepspeed.schema import MONITORS, TOP_LEVEL, ValueKind
+from minimind.config.deepspeed.schema import MONITORS, OFFLOAD_OPTIMIZER, TOP_LEVEL, ValueKind
 from minimind.config.deepspeed.source import JsonSource
 
 AUTO = "auto"
@@ -26,10 +27,9 @@ class Draft:
 
     source: JsonSource
     values: dict[str, Any]
+    kind: str  # what the config is for: "pretrain" or "sft"
     problems: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    kind: str = "pretrain"  # or "sft": what the config is for
-    defaulted: list[str] = field(default_factory=list)  # "auto" keys that nobody fills: DeepSpeed's default applies
     strict: bool = False  # a key that is not used is a problem
 
     def problem(self, path: str, message: str) -> None:
@@ -97,44 +97,74 @@ def _check_section(draft: Draft, section: dict[str, Any], kinds: Mapping[str, Va
         elif value is None:
             del section[key]  # null is DeepSpeed's spelling of "not given"
         elif isinstance(kinds[key], dict):
-            if isinstance(value, dict):
-                _check_section(draft, value, kinds[key], f"{path}.")
-            else:
-                wanted = '{"enabled": ...}' if "enabled" in kinds[key] else "{...}"
-                draft.problem(path, f"expected an object {wanted}, got {value!r}")
+            inner = value if isinstance(value, dict) else _as_section(draft, path, value, kinds[key])
+            if inner is None:
                 del section[key]
+            else:
+                section[key] = inner
+                _check_section(draft, inner, kinds[key], f"{path}.")
         elif value != AUTO:
             _coerce(draft, section, key, kinds[key], path)
 
 
+def _as_section(draft: Draft, path: str, value: Any, kinds: Mapping[str, ValueKind]) -> dict[str, Any] | None:
+    """The section that a bare value asks for, which DeepSpeed refuses: ``"fp16": true``, ``"offload_param": "cpu"``.
+
+    None: nothing is asked for, or it can't be told what, which is a problem.
+    """
+    if value in (False, "none", AUTO) and "enabled" not in kinds:
+        return None
+    key = "enabled" if value in (True, False, AUTO) else "device" if value in OFFLOAD_OPTIMIZER["device"] else ""
+    if key not in kinds:
+        wanted = '{"enabled": ...}' if "enabled" in kinds else "{...}"
+        draft.problem(path, f"expected an object {wanted}, got {value!r}")
+        return None
+    section, given = f'{{"{key}": {json.dumps(value)}}}', json.dumps(value)
+    text = f"{path} {given}: DeepSpeed 0.19.8 refuses a value without its section; taken as {section}"
+    draft.unused("value-as-section", path, text, f"write {section}")
+    return {key: value}
+
+
 def _unknown(draft: Draft, path: str, key: str, prefix: str, kinds: Mapping[str, ValueKind]) -> None:
-    """A key that is not DeepSpeed's: a problem if DeepSpeed stops at it or it is a slip, else said and not used."""
+    """A key that is not DeepSpeed's: a problem if it is a slip, else said and not used.
+
+    DeepSpeed stops at it in the sections that it checks, so that there a weaker likeness counts as a slip.
+    """
+    checked = prefix.split(".")[0] in _CHECKED_BY_DEEPSPEED
+    does = "DeepSpeed 0.19.8 refuses" if checked else "DeepSpeed ignores"
     spelled_here = any(squeeze(key) == squeeze(name) for name in kinds)
     home = "" if spelled_here else home_of(key, prefix)
-    belongs = f" belongs {home}" if home else ""
-    if prefix.split(".")[0] in _CHECKED_BY_DEEPSPEED:
-        hint = f":{belongs}" if home else nearest(key, kinds)
-        draft.problem(path, f"unknown key{hint}; DeepSpeed would refuse it")
+    if home and checked and (squeeze(key) in _OF_THE_UPDATE or "params, as" in home):
+        draft.problem(path, f"unknown key: belongs {home}; DeepSpeed would refuse it")
     elif home:
-        message = f"{path}: DeepSpeed ignores it at this place, and it is not used"
-        draft.unused("key-misplaced", path, message, f"it{belongs}")
-    elif slip := nearest(key, _may_be_meant(draft.get(path), kinds), cutoff=_SLIP):
-        draft.problem(path, f"unknown key{slip}; DeepSpeed would silently ignore it")
+        message = f"{path}: {does} it at this place, and it is not used"
+        draft.unused("key-misplaced", path, message, f"it belongs {home}")
+    elif slip := nearest(key, _may_be_meant(draft.get(path), kinds), cutoff=_LIKE if checked else _SLIP):
+        draft.problem(path, f"unknown key{slip}; DeepSpeed would {'refuse it' if checked else 'silently ignore it'}")
+    elif checked:
+        draft.unused("key-dropped", path, f"{path}: no key of DeepSpeed's, which refuses it, dropped", "delete it")
     else:
         draft.unused("key-ignored", path, f"{path}: not a key of DeepSpeed's, which ignores it; not used", "delete it")
 
 
 def _may_be_meant(value: Any, kinds: Mapping[str, ValueKind]) -> list[str]:
-    """The keys whose section a misspelled one's ``value`` could be: it has one of its keys, and is no text."""
+    """The keys that a misspelled one's ``value`` could be for: a section has one of its keys, or is a switch."""
     return [
         name
         for name, kind in kinds.items()
         if not isinstance(kind, Mapping)
-        or not (isinstance(value, str) or (isinstance(value, Mapping) and value and not value.keys() & kind.keys()))
+        or value in (0, 1)  # true and false too
+        or (isinstance(value, Mapping) and (not value or value.keys() & kind.keys()))
     ]
 
 
+# Left out, these would train differently: what DeepSpeed refuses with one of them is not run
+_OF_THE_UPDATE = {
+    *map(squeeze, ("gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu")),
+    *map(squeeze, ("gradient_accumulation_steps", "optimizer", "scheduler", "clip_grad", "max_grad_norm")),
+}
 _SLIP = 0.75  # how like a known key an unknown one is to be a misspelling: "grad_clipping" is, "monitoring" is not
+_LIKE = 0.6  # the same, where DeepSpeed itself stops at every unknown key: "offload" may be "offload_param"
 
 # The sections that are pydantic models in DeepSpeed; in the others an unknown key passes unseen
 _CHECKED_BY_DEEPSPEED = {"fp16", "bf16", "zero_optimization", "compile", "timers", "comms_logger", *MONITORS}
@@ -178,6 +208,10 @@ _WANTED = {
     "number": "a number",
     "str": "a string",
     "list": "a list [...]",
+    "names": "a list of strings",
+    "count": "a whole number of at least 0",
+    "amount": "a number of at least 0",
+    "share": "a number from 0 to 1",
 }
 
 
@@ -188,9 +222,18 @@ def _convert(value: Any, kind: ValueKind) -> Any:
         return _choice(value, kind)
     if kind == "bool":
         return _boolean(value)
-    if kind in ("int", "number"):
-        return _number(value, whole=kind == "int")
+    if kind in ("str", "list", "names"):
+        return _text_or_list(value, kind)
+    number = _number(value, whole=kind in ("int", "count"))
+    if kind in ("count", "amount", "share") and not 0 <= number <= (1 if kind == "share" else math.inf):
+        raise ValueError
+    return number
+
+
+def _text_or_list(value: Any, kind: ValueKind) -> Any:
     if not isinstance(value, str if kind == "str" else list):
+        raise ValueError
+    if kind == "names" and not all(isinstance(name, str) for name in value):
         raise ValueError
     return value
 
@@ -203,16 +246,21 @@ def _choice(value: Any, choices: tuple[str, ...]) -> str:
 
 
 def _boolean(value: Any) -> bool:
-    words = {"true": True, "false": False, "1": True, "0": False}
-    if str(value).lower() not in words:
+    """As pydantic: also 1, 1.0 and words."""
+    text = str(int(value) if value in (0, 1) else value).lower()
+    if text not in _TRUE | _FALSE:
         raise ValueError
-    return words[str(value).lower()]
+    return text in _TRUE
+
+
+_TRUE, _FALSE = {"true", "1", "yes", "on", "t", "y"}, {"false", "0", "no", "off", "f", "n"}
 
 
 def _number(value: Any, whole: bool) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    """As pydantic: true is 1; and a power in a text ("5e8"), which pydantic refuses."""
+    if not isinstance(value, (int, float, str)):
         raise ValueError
-    number = float(value) if not isinstance(value, int) else value
+    number = float(value) if not isinstance(value, int) else int(value)
     if not math.isfinite(number):
         raise ValueError
     if whole and number != int(number):

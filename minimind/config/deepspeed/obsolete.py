@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from minimind.config.deepspeed.lint import Draft
+from minimind.config.deepspeed.lint import AUTO, Draft
 from minimind.config.deepspeed.schema import BF16, COMPILE, FP16, REMOVED, REMOVED_ZERO, SCHEDULERS
 
 _REFUSES = "DeepSpeed 0.19.8 refuses"
@@ -24,6 +24,20 @@ _HARMLESS = {
     "mics_shard_size": "stage 3 splits over all ranks",
     "mics_hierarchical_params_gather": "stage 3 gathers from all ranks",
 }
+# Keys that older versions had and 0.19.8 no longer reads: what holds instead
+_FORMER = {
+    "zero_optimization": {
+        "find_unused_parameters": "every parameter of the model has a gradient",
+        "allgather_size": "allgather_bucket_size is its name now",
+        "max_elements_per_comm": "reduce_bucket_size is its name now",
+    },
+    "flops_profiler": {
+        "start_step": "profile_step is the one step that is measured",
+        "end_step": "profile_step is the one step that is measured",
+        "end_profile_step": "profile_step is the one step that is measured",
+    },
+    "": {"seq_parallel_comm_data_type": "rows are not split over ranks"},
+}
 # Words of NVIDIA Apex in a precision section, which no DeepSpeed version read there
 _APEX = ("opt_level", "fp16_opt_level", "fp16_backend", "half_precision_backend", "backend", "master_weights")
 # Options of DeepSpeed's own torch.compile section, before it became DeepCompile's
@@ -33,6 +47,7 @@ _TORCH_COMPILE = ("enabled", "backend", "kwargs", "disable", "mode", "fullgraph"
 def drop_obsolete(draft: Draft) -> None:
     """Remove what means nothing any more, with a finding that says what happens instead."""
     _drop_removed_blocks(draft)
+    _drop_former(draft)
     _drop_scaler_of_bf16(draft)
     _translate_scaler(draft)
     for section in ("fp16", "bf16", "bfloat16"):
@@ -41,6 +56,7 @@ def drop_obsolete(draft: Draft) -> None:
     _drop_max_grad_norm(draft)
     _drop_fractions(draft)
     _drop_other_schedulers_params(draft)
+    _take_schedule_as_deepspeed_does(draft)
 
 
 def _drop(draft: Draft, section: str, keys: list[str], instead: str) -> None:
@@ -101,6 +117,22 @@ def _switches(block: Mapping[str, Any]) -> list[bool]:
     found = [str(value).lower() in ("true", "1") for key, value in block.items() if key.endswith("enabled")]
     inner = [_switches(value) for value in block.values() if isinstance(value, Mapping)]
     return [*found, *(switch for switches in inner for switch in switches)]
+
+
+def _drop_former(draft: Draft) -> None:
+    for section, keys in _FORMER.items():
+        for key, instead in keys.items():
+            path = f"{section}.{key}".removeprefix(".")
+            if draft.get(path) is not None:
+                text = f"{path}: of an older DeepSpeed, not read by 0.19.8, dropped: {instead}"
+                draft.unused("key-dropped", path, text, "delete it")
+                draft.drop(path)
+    zero = _section(draft, "zero_optimization")
+    if "cpu_offload_params" in zero:
+        zero.setdefault("cpu_offload_param", zero.pop("cpu_offload_params"))
+        path = "zero_optimization.cpu_offload_params"
+        text = f"{path}: of an older DeepSpeed; {_REFUSES} it; taken as offload_param"
+        draft.unused("word-translated", path, text, 'write "offload_param": {"device": "cpu"}')
 
 
 def _drop_scaler_of_bf16(draft: Draft) -> None:
@@ -200,3 +232,23 @@ def _drop_other_schedulers_params(draft: Draft) -> None:
     others = {key for kinds in SCHEDULERS.values() for key in kinds} - set(SCHEDULERS[kind])
     peak = "; its peak is the optimizer's lr" if kind == "WarmupCosineLR" else ""
     _drop(draft, "scheduler.params", sorted(others), f"{kind} has no such parameter{peak}")
+
+
+def _take_schedule_as_deepspeed_does(draft: Draft) -> None:
+    """A shape of the warmup that DeepSpeed does not know, and a warmup of no steps."""
+    params = _section(draft, "scheduler.params")
+    shape, steps = params.get("warmup_type"), params.get("warmup_num_steps")
+    if isinstance(shape, str) and shape not in (*_WARMUPS, AUTO):
+        path = "scheduler.params.warmup_type"
+        known = " and ".join(f'"{name}"' for name in _WARMUPS)
+        text = f'{path} "{shape}" is log: DeepSpeed knows {known}, and takes any other word for log'
+        draft.unused("word-translated", path, text, 'write "linear" or "log"')
+        params["warmup_type"] = "log"
+    if _number(steps) == 0:
+        path = "scheduler.params.warmup_num_steps"
+        text = f"{path} 0: {_REFUSES} it; 1 is used, of which DeepSpeed makes 2, as older versions did of 0"
+        draft.unused("word-translated", path, text, 'delete "scheduler" to begin at the full rate')
+        params["warmup_num_steps"] = 1
+
+
+_WARMUPS = ("log", "linear")

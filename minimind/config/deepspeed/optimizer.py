@@ -45,6 +45,11 @@ _NOT_HERE = {
 def resolve_optimizer(draft: Draft, run: RunConfig, fallback: Mapping[str, float]) -> OptimizerSpec | None:
     """The optimizer to build; None with the reason among the problems. Without a section: AdamW from the YAML."""
     if not draft.get("optimizer.type"):
+        if stated := draft.get("optimizer.params"):
+            names = ", ".join(stated) if isinstance(stated, Mapping) else repr(stated)
+            text = f"is missing beside the params ({names}): DeepSpeed makes no optimizer without one"
+            draft.problem("optimizer.type", f'{text}: write "type": "AdamW", or delete "optimizer"')
+            return None
         _by_the_yaml(draft, run)
     _settle_type(draft, run)
     name = str(draft.get("optimizer.type"))
@@ -56,7 +61,7 @@ def resolve_optimizer(draft: Draft, run: RunConfig, fallback: Mapping[str, float
     if not isinstance(params, dict):
         return None
     if kind == "AdamW" and params.get("adam_w_mode") is False:
-        kind = "Adam"
+        kind = _with_l2(draft, name)
     _fill(draft, run, kind, params, fallback)
     _check_ranges(draft, params)
     clean = {key: value for key, value in params.items() if value != AUTO and key not in _ENGINE_CHOICES}
@@ -65,6 +70,16 @@ def resolve_optimizer(draft: Draft, run: RunConfig, fallback: Mapping[str, float
     if isinstance(clean.get("betas"), list):
         clean["betas"] = tuple(clean["betas"])
     return OptimizerSpec(kind, clean)
+
+
+def _with_l2(draft: Draft, name: str) -> str:
+    """``adam_w_mode`` false means L2 with the type Adam alone (runtime/engine.py ``effective_adam_w_mode``)."""
+    if _plain(name) != "adamw":
+        return "Adam"
+    path = "optimizer.params.adam_w_mode"
+    text = f"{path} false is not used: with the type AdamW DeepSpeed decays the weights themselves all the same"
+    draft.unused("setting-dropped", path, text, 'write "type": "Adam" for L2, or delete it')
+    return "AdamW"
 
 
 def _by_the_yaml(draft: Draft, run: RunConfig) -> None:
@@ -134,24 +149,29 @@ def _kind(draft: Draft, name: str) -> str | None:
     return None
 
 
+_TORCHS_DECAY = 0.01  # what torch.optim.AdamW takes, which "torch_adam": true asks for, where none is given
+
+
 def _fill(draft: Draft, run: RunConfig, kind: str, params: dict[str, Any], fallback: Mapping[str, float]) -> None:
     """Hugging Face fills "auto" only; a key that is absent takes the YAML's value too, else DeepSpeed's
     default.
     """
     unset: list[str] = []
+    torchs = kind == "AdamW" and params.get("torch_adam") is True
     automatic = {"learning_rate": learning_rate(draft.kind, kind), **fallback}
     for key, yaml_name, default in (
         ("lr", "learning_rate", OPTIMIZERS[kind].absent.get("lr", DEEPSPEED_LR)),
         ("eps", "adam_epsilon", OPTIMIZERS[kind].absent.get("eps", DEEPSPEED_EPS)),
-        # FusedAdam's; torch's AdamW has 0.01, and what absence means must not depend on the class
-        ("weight_decay", "weight_decay", DEEPSPEED_WEIGHT_DECAY),
+        ("weight_decay", "weight_decay", _TORCHS_DECAY if torchs else DEEPSPEED_WEIGHT_DECAY),
     ):
         if key in OPTIMIZERS[kind].params:
             value = automatic[yaml_name] if params.get(key) == AUTO else default
             unset += _fill_one(draft, run, params, key=key, yaml_name=yaml_name, default=value)
     if "betas" in OPTIMIZERS[kind].params:
         adam = (fallback["adam_beta1"], fallback["adam_beta2"])
-        _fill_betas(draft, run, params, LION_BETAS if kind == "Lion" else adam)
+        automatic_betas = LION_BETAS if kind == "Lion" else adam
+        absent = OPTIMIZERS[kind].absent_betas
+        _fill_betas(draft, run, params, automatic_betas if params.get("betas") == AUTO else absent)
     if unset:
         message = f"set in no place, JSON, YAML or command line: {', '.join(unset)}"
         draft.find("optimizer-values", message, "set learning_rate, adam_epsilon, weight_decay in the YAML")
@@ -213,5 +233,6 @@ def _check_ranges(draft: Draft, params: Mapping[str, Any]) -> None:
         draft.problem("optimizer.params.betas", f"{betas}: each must be at least 0 and below 1")
     if params.get("amsgrad") is True:
         draft.problem(
-            "optimizer.params.amsgrad", "true is not supported: neither DeepSpeed's fused nor its CPU Adam has it"
+            "optimizer.params.amsgrad",
+            "true is not supported: DeepSpeed's Adams have it not, and torch's with it is another optimizer",
         )

@@ -16,8 +16,8 @@ from minimind.config.deepspeed.schema import ValueKind
 class OptimizerKind:
     """``state_bytes``: of optimizer state by parameter, for (body matrices, the rest), as tests count them.
 
-    ``absent``: what DeepSpeed takes for a key that is missing, where it is not its Adam's. ``also``: further names that
-    DeepSpeed has for it, in lower case without ``_`` and ``-``.
+    ``absent``: what DeepSpeed takes for a key that is missing, where it is not its Adam's; ``absent_betas`` likewise.
+    ``also``: further names that DeepSpeed has for it, in lower case without ``_`` and ``-``.
     """
 
     params: Mapping[str, ValueKind]
@@ -26,6 +26,7 @@ class OptimizerKind:
     state_bytes: tuple[float, float]
     builder: str
     absent: Mapping[str, float] = field(default_factory=dict)
+    absent_betas: tuple[float, float] = (0.9, 0.999)
     also: tuple[str, ...] = ()
 
 
@@ -67,7 +68,9 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "AdamW8bit": OptimizerKind(_PLAIN, 2e-3, 1e-4, (_BLOCKS, _BLOCKS), f"{_BUILDERS}:adamw8bit", also=("adam8bit",)),
     "Lion": OptimizerKind(_LION, 2e-4, 1e-5, (4.0, 4.0), f"{_BUILDERS}:lion"),
     # Its state is the momentum; embeddings and norms have AdamW's
-    "Muon": OptimizerKind(_MUON, 3e-3, 3e-4, (4.0, 8.0), f"{_BUILDERS}:muon"),
+    "Muon": OptimizerKind(
+        _MUON, 3e-3, 3e-4, (4.0, 8.0), f"{_BUILDERS}:muon", absent={"eps": 1e-10}, absent_betas=(0.9, 0.95)
+    ),
 }
 
 

@@ -47,16 +47,15 @@ def _check_offload_param(draft: Draft) -> None:
     if device in ("none", AUTO):
         draft.drop("zero_optimization.offload_param")
     elif device == "nvme":
-        refuse_disk(draft, "zero_optimization.offload_param.device")
+        why = "what DeepSpeed keeps on a disk is copied beside a checkpoint unverified"
+        keep_in_memory(draft, "zero_optimization.offload_param", "weights", why)
 
 
-def refuse_disk(draft: Draft, where: str) -> None:
-    """NVMe: DeepSpeed itself needs libaio for it, and saves it by copytree (runtime/engine.py ``save_checkpoint``)."""
-    draft.problem(
-        where,
-        "nvme is not supported: DeepSpeed saves what is on the disk as raw copies of its swap files beside the "
-        "checkpoint, which this trainer can neither verify nor resume on other ranks: use cpu",
-    )
+def keep_in_memory(draft: Draft, section: str, what: str, why: str) -> None:
+    """NVMe at stage 3 is CPU memory: the updates are the same, and right."""
+    text = f"{section}.device nvme is cpu: the {what} are kept in CPU memory, for {why}"
+    draft.unused("setting-dropped", f"{section}.device", text, 'write "cpu"; `minimind plan` has the bytes')
+    draft.set(f"{section}.device", "cpu")
 
 
 def _check_secondary(draft: Draft, world_size: int) -> None:

@@ -140,8 +140,6 @@ def _check_loss_scale(draft: Draft) -> None:
     lowest, window = draft.get("fp16.min_loss_scale", 1), draft.get("fp16.loss_scale_window", 1000)
     if not all(isinstance(value, (int, float)) for value in (power, scale, lowest, window)):
         return  # "auto": DeepSpeed's default
-    if scale < 0:
-        draft.problem("fp16.loss_scale", f"{scale} is negative: 0 means dynamic, a positive number a fixed scale")
     if scale != 0:
         return
     if power > 127:  # fp32, which DeepSpeed keeps the scale in, ends at 2^128

@@ -101,21 +101,15 @@ _DATA_EFFICIENCY = {
 
 
 def _drop_parallelism(draft: Draft) -> None:
-    """One row or one model over several ranks: here every rank has whole rows, and ZeRO splits the model."""
-    size = draft.get("sequence_parallel_size", 1)
-    if isinstance(size, int) and size > 1:
-        draft.problem(
-            "sequence_parallel_size",
-            f"{size} is not supported: each rank reads whole rows of its own, and a key/value head a rank would be "
-            "needed: delete it; for long rows use gradient_checkpointing",
-        )
+    """One model over several ranks: here every rank has rows of its own, and ZeRO splits the model. DeepSpeed counts
+    these ranks as others in ``train_batch_size``, so that no number of the batch changes (runtime/config.py).
+    """
     tensor = draft.get("tensor_parallel")
     width = 0 if not isinstance(tensor, Mapping) else tensor.get("autotp_size") or _tp_size(tensor)
     if isinstance(width, int) and width > 1:
         text = f"tensor_parallel of size {width} is not used: a model of this size fits one GPU many times over"
         draft.unused("parallelism-dropped", "tensor_parallel", f"{text}, {_OWN_ROWS}", "delete it")
-    for path in ("sequence_parallel_size", "tensor_parallel"):
-        draft.drop(path)
+    draft.drop("tensor_parallel")
 
 
 _OWN_ROWS = "so every rank trains rows of its own, and a step has the rows of all ranks"
@@ -150,12 +144,15 @@ def note_unused(draft: Draft) -> None:
         "data_efficiency": "it changes nothing",
         "expert_parallel": "it is off",
         "hybrid_engine": "nothing is generated",
+        "weight_quantization": "it is for inference",
     }
     for section, reason in unused.items():
         if draft.values.get(section):
             text = f'the JSON\'s "{section}" has no effect here: {reason}'
             draft.find("section-unused", text, f'delete "{section}"')
         draft.values.pop(section, None)
+    draft.drop("compile")  # of deepcompile, which is off
+    draft.drop("aio.use_gds")  # DeepSpeed stops at it without CUDA
 
 
 def note_monitors(draft: Draft, run: RunConfig) -> None:

@@ -43,6 +43,7 @@ def resolve_scheduler(draft: Draft, run: RunConfig, optimizer: OptimizerSpec | N
     params = draft.values["scheduler"].setdefault("params", {})
     if not isinstance(params, dict):
         return None
+    _drop_unfillable(draft, params)
     if _replaced(draft, run, kind):
         draft.values.pop("scheduler")
         return None
@@ -61,6 +62,17 @@ def resolve_scheduler(draft: Draft, run: RunConfig, optimizer: OptimizerSpec | N
         'delete "scheduler" to use the YAML\'s schedule, which starts at its first warmup step',
     )
     return {"type": kind, "params": params}
+
+
+def _drop_unfillable(draft: Draft, params: dict[str, Any]) -> None:
+    """DeepSpeed calculates with what it is given, also with the text "auto"."""
+    for key in [key for key, value in params.items() if value == AUTO and key not in _FILLED]:
+        del params[key]
+        text = f'"scheduler.params.{key}": "auto" has no YAML counterpart: DeepSpeed\'s default applies'
+        draft.find("auto-default", text, "write a value to choose one")
+
+
+_FILLED = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
 
 
 def _replaced(draft: Draft, run: RunConfig, kind: str) -> bool:
@@ -104,7 +116,7 @@ def _compare_with_run(draft: Draft, run: RunConfig, kind: str, params: dict[str,
 
 
 def _check_params(draft: Draft, kind: str, params: dict[str, Any]) -> None:
-    for key in ("warmup_num_steps", "lr_range_test_step_size", "total_num_steps"):
+    for key in ("warmup_num_steps", "lr_range_test_step_size", "total_num_steps", "cycle_first_step_size"):
         value = params.get(key)
         if isinstance(value, int) and value <= 0:
             draft.problem(f"scheduler.params.{key}", f"{value}: DeepSpeed wants a positive whole number")

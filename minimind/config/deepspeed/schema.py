@@ -5,7 +5,8 @@ some sections, so this project keeps its own table. It is compared with the inst
 models, constants and scheduler signatures in ``tests/config/test_deepspeed.py``: a new DeepSpeed that
 adds or drops a key fails there, not in a run.
 
-Kinds: ``bool int number str list any``; a tuple lists the allowed strings; a dict is a section. Known weakness:
+Kinds: ``bool int number str list names any``; ``count`` and ``amount`` are an int and a number of at least 0,
+``share`` a number from 0 to 1; a tuple lists the allowed strings; a dict is a section. Known weakness:
 the contents of sections that this trainer refuses when they are switched on (``data_efficiency`` ...) are not
 listed (``any``).
 """
@@ -34,7 +35,7 @@ _DTYPES = (
 FP16: dict[str, ValueKind] = {
     "enabled": "bool",
     "auto_cast": "bool",
-    "loss_scale": "number",
+    "loss_scale": "amount",
     "initial_scale_power": "int",
     "loss_scale_window": "int",
     "hysteresis": "int",
@@ -54,32 +55,32 @@ BF16: dict[str, ValueKind] = {
 OFFLOAD_OPTIMIZER: dict[str, ValueKind] = {
     "device": _OFFLOAD_DEVICE,
     "nvme_path": "str",
-    "buffer_count": "int",
+    "buffer_count": "count",
     "pin_memory": "bool",
     "pipeline_read": "bool",
     "pipeline_write": "bool",
     "fast_init": "bool",
-    "ratio": "number",
+    "ratio": "share",
     "super_offload": "bool",
-    "cpuadam_cores_perc": "number",
+    "cpuadam_cores_perc": "share",
 }
 
 OFFLOAD_PARAM: dict[str, ValueKind] = {
     "device": _OFFLOAD_DEVICE,
     "nvme_path": "str",
-    "buffer_count": "int",
-    "buffer_size": "int",
-    "max_in_cpu": "int",
+    "buffer_count": "count",
+    "buffer_size": "count",
+    "max_in_cpu": "count",
     "pin_memory": "bool",
 }
 
 # pydantic accepts both the field's name and its stage3_ alias
 _STAGE3: dict[str, ValueKind] = {
-    "prefetch_bucket_size": "int",
-    "param_persistence_threshold": "int",
-    "model_persistence_threshold": "int",
-    "max_live_parameters": "int",
-    "max_reuse_distance": "int",
+    "prefetch_bucket_size": "count",
+    "param_persistence_threshold": "count",
+    "model_persistence_threshold": "count",
+    "max_live_parameters": "count",
+    "max_reuse_distance": "count",
     "gather_16bit_weights_on_model_save": "bool",
     "module_granularity_threshold": "int",
     "use_all_reduce_for_fetch_params": "bool",
@@ -112,7 +113,7 @@ ZERO: dict[str, ValueKind] = {
         "pt_reserved_cores_perc": "number",
         "steps_per_epoch": "int",
     },
-    "sub_group_size": "int",
+    "sub_group_size": "count",
     "cpu_offload": "bool",
     "cpu_offload_param": "bool",
     "cpu_offload_use_pin_memory": "bool",
@@ -123,7 +124,7 @@ ZERO: dict[str, ValueKind] = {
     "legacy_stage1": "bool",
     "round_robin_gradients": "bool",
     "parameter_alignment": "bool",
-    "zero_hpz_partition_size": "int",
+    "zero_hpz_partition_size": "count",
     "zero_quantized_weights": "bool",
     "zero_quantized_nontrainable_weights": "bool",
     "zero_quantized_gradients": "bool",
@@ -133,7 +134,7 @@ ZERO: dict[str, ValueKind] = {
     "log_trace_cache_warnings": "bool",
     "enable_sanity_checks": "bool",
     "save_muon_momentum_buffer_in_memory": "bool",
-    "leaf_module": {"classes": "list", "names": "list", "name_suffixes": "list"},
+    "leaf_module": {"classes": "names", "names": "names", "name_suffixes": "names"},
 }
 
 MONITORS: dict[str, ValueKind] = {
@@ -175,7 +176,7 @@ COMPILE: dict[str, ValueKind] = {
 }
 
 CHECKPOINT: dict[str, ValueKind] = {
-    "tag_validation": "str",
+    "tag_validation": ("ignore", "warn", "fail"),
     "load_universal": "bool",
     "use_node_local_storage": "bool",
     "checkpoint_serialization": "bool",
@@ -231,7 +232,7 @@ TOP_LEVEL: dict[str, ValueKind] = {
         "grad_accum_dtype": _DTYPES,
         "param_dtype": _DTYPES,
         "buffer_dtype": _DTYPES,
-        "keep_in_fp32_modules": "any",
+        "keep_in_fp32_modules": "names",
     },
     "activation_checkpointing": {
         "partition_activations": "bool",
@@ -292,21 +293,21 @@ REMOVED_ZERO: dict[str, str] = {
 
 SCHEDULERS: dict[str, dict[str, ValueKind]] = {
     "LRRangeTest": {
-        "lr_range_test_min_lr": "any",
+        "lr_range_test_min_lr": "amount",
         "lr_range_test_step_size": "int",
         "lr_range_test_step_rate": "number",
         "lr_range_test_staircase": "bool",
         "last_batch_iteration": "int",
     },
     "OneCycle": {
-        "cycle_min_lr": "number",
-        "cycle_max_lr": "number",
-        "decay_lr_rate": "number",
+        "cycle_min_lr": "amount",
+        "cycle_max_lr": "amount",
+        "decay_lr_rate": "amount",
         "cycle_first_step_size": "int",
-        "cycle_second_step_size": "int",
-        "cycle_first_stair_count": "int",
-        "cycle_second_stair_count": "int",
-        "decay_step_size": "int",
+        "cycle_second_step_size": "count",
+        "cycle_first_stair_count": "count",
+        "cycle_second_stair_count": "count",
+        "decay_step_size": "count",
         "cycle_momentum": "bool",
         "cycle_min_mom": "number",
         "cycle_max_mom": "number",
@@ -314,25 +315,25 @@ SCHEDULERS: dict[str, dict[str, ValueKind]] = {
         "last_batch_iteration": "int",
     },
     "WarmupLR": {
-        "warmup_min_lr": "number",
-        "warmup_max_lr": "number",
+        "warmup_min_lr": "amount",
+        "warmup_max_lr": "amount",
         "warmup_num_steps": "int",
         "warmup_type": ("log", "linear"),
         "last_batch_iteration": "int",
     },
     "WarmupDecayLR": {
         "total_num_steps": "int",
-        "warmup_min_lr": "number",
-        "warmup_max_lr": "number",
+        "warmup_min_lr": "amount",
+        "warmup_max_lr": "amount",
         "warmup_num_steps": "int",
         "warmup_type": ("log", "linear"),
         "last_batch_iteration": "int",
     },
     "WarmupCosineLR": {
         "total_num_steps": "int",
-        "warmup_min_ratio": "number",
+        "warmup_min_ratio": "amount",
         "warmup_num_steps": "int",
-        "cos_min_ratio": "number",
+        "cos_min_ratio": "amount",
         "warmup_type": ("log", "linear"),
         "last_batch_iteration": "int",
     },

@@ -78,12 +78,14 @@ def key_lines(text: str) -> dict[Path_, list[int]]:
 def _skip(text: str, position: int) -> int:
     """Past white space, commas and comments."""
     match = _SKIP.match(text, position)
-    return match.end() if match else position
+    assert match  # nothing, at the least
+    return match.end()
 
 
 def _after_value(text: str, position: int) -> int:
     match = _STRING.match(text, position) or _BARE.match(text, position)
-    return match.end() if match else position
+    assert match  # nothing, at the least
+    return match.end()
 
 
 def _duplicates(lines: Mapping[Path_, list[int]], name: str) -> list[str]:

@@ -5,8 +5,9 @@ Later sources win. Every problem of every source is reported in one error, each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -17,7 +18,8 @@ from minimind.config.run.sources import Given, apply_options, apply_overrides, r
 from minimind.config.run.wording import one_problem
 from minimind.config.yaml_names.hugging_face import MEANINGS
 from minimind.config.yaml_names.json_homes import json_home
-from minimind.config.yaml_names.translate import Words, translate
+from minimind.config.yaml_names.translate import translate
+from minimind.config.yaml_names.words import Words
 
 
 def load_run_config(
@@ -30,6 +32,8 @@ def load_run_config(
     """
     given = read_yaml(Path(yaml_path)) if yaml_path is not None else Given()
     findings = _translate(given)
+    if yaml_path is not None:
+        _find_json(given, Path(yaml_path).parent)
     apply_overrides(given, set_overrides)
     apply_options(given, cli or {})
     findings += _translate(given, overriding=True)
@@ -38,6 +42,13 @@ def load_run_config(
     assert config is not None  # a problem was raised otherwise
     config.remember(given.places, findings)
     return config
+
+
+def _find_json(given: Given, directory: Path) -> None:
+    """A JSON that is not where the run starts is looked for in the YAML's own ``directory``."""
+    name = given.values.get("deepspeed")
+    if isinstance(name, str) and not Path(name).exists() and (directory / name).is_file():
+        given.values["deepspeed"] = str(directory / name)
 
 
 def _translate(given: Given, overriding: bool = False) -> list[Finding]:
@@ -52,6 +63,9 @@ def _check(given: Given, default_place: str) -> RunConfig | None:
     for name in [name for name in given.values if name not in RunConfig.model_fields]:
         given.problems.append(f'{given.place([name], default_place)}: unknown key "{name}"{_hint(str(name))}')
         del given.values[name]
+    for name in [name for name in _numbers() if isinstance(given.values.get(name), bool)]:
+        shown = str(given.values.pop(name)).lower()  # pydantic would make 1 or 0 of it
+        given.problems.append(f"{given.place([name], default_place)}: {name}: expected a number, got {shown}")
     try:
         return RunConfig(**given.values)
     except ValidationError as error:
@@ -60,6 +74,23 @@ def _check(given: Given, default_place: str) -> RunConfig | None:
         return None
 
 
+def _numbers() -> list[str]:
+    """The fields that hold an int, or a float, or none; a cadence, which is either, refuses a switch itself."""
+    kinds = {name: set(_parts(field.annotation)) & _PLAIN for name, field in RunConfig.model_fields.items()}
+    return [name for name, found in kinds.items() if found in ({int}, {float})]
+
+
+_PLAIN: set[Any] = {int, float, bool, str}
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Every type inside a union or an Annotated."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
 def _hint(name: str) -> str:
     """Where an unknown key belongs, or the nearest name."""
-    return json_home(name) or nearest(name, [*RunConfig.model_fields, *MEANINGS])
+    known = f": here it is {MEANINGS[name].text}" if name in MEANINGS and MEANINGS[name].status == "other" else ""
+    return known or json_home(name) or nearest(name, [*RunConfig.model_fields, *MEANINGS])

@@ -26,6 +26,7 @@ from minimind.config.run.values import (
     WeightedFile,
     as_cadence,
     as_field_map,
+    as_json,
     as_model,
     as_optimizer,
     as_paths,
@@ -83,7 +84,8 @@ class RunConfig(BaseModel):
     initial_scale_power: Annotated[int, Field(ge=0)] | None = None
     loss_scale_window: PositiveInt | None = None
     hysteresis: PositiveInt | None = None
-    deepspeed: Path | dict[str, Any] | None = None  # the JSON itself, or where it is
+    # The JSON itself, or where it is
+    deepspeed: Annotated[Path | dict[str, Any] | None, BeforeValidator(as_json)] = None
 
     # Schedule
     lr_scheduler_type: Annotated[str, BeforeValidator(as_schedule)] = "cosine"
@@ -128,9 +130,9 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _end_as_named(self) -> RunConfig:
-        """Hugging Face's cosine and linear, asked for by name, end at 0; the default schedule at its own share."""
+        """Hugging Face's cosine and linear, and a cooldown, end at 0 if asked for by name; the default at its share."""
         named = "lr_scheduler_type" in self.explicit and "min_lr_ratio" not in self.explicit
-        if named and self.lr_scheduler_type in ("cosine", "linear"):
+        if named and self.lr_scheduler_type in ("cosine", "cooldown", "linear"):
             self.__dict__["min_lr_ratio"] = 0.0  # a frozen model, and nobody has set it
         return self
 

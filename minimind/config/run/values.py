@@ -111,6 +111,15 @@ def as_optimizer(value: Any) -> Any:
     return optimizer_type(value) if isinstance(value, str) else value
 
 
+def as_json(value: Any) -> Any:
+    """``deepspeed:`` a path, or the JSON's sections; an empty text and null are none."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, (str, Path, dict)):
+        raise ValueError(f"expected a path, or the JSON's own sections, got {value!r}")
+    return value
+
+
 def as_section(value: Any) -> Any:
     """``watchdog: off`` for ``watchdog: {enabled: false}``."""
     return {"enabled": value} if isinstance(value, bool) else value

@@ -18,6 +18,7 @@ def one_problem(error: Any, owner: type[BaseModel]) -> str:
         return f'{where}unknown key "{key}"{nearest(str(key), _section(owner, outer).model_fields)}'
     name = ".".join(str(part) for part in error["loc"] if not str(part).startswith("function-"))
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = "a path" if error["type"] == "path_type" else message
     wanted = "" if error["type"] == "value_error" else f"expected {message}"
     got = "" if error["type"] in ("value_error", "missing") else f", got {error['input']!r}"
     return f"{name}: {wanted or message}{got}" if name else wanted or message

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from minimind.base.findings import Finding
-from minimind.config.yaml_names.hugging_face import MEANINGS, TABLE, Meaning
+from minimind.config.yaml_names.hugging_face import MEANINGS, TABLE
+from minimind.config.yaml_names.meaning import Meaning
+from minimind.config.yaml_names.schedules import schedule_end, schedule_name
+from minimind.config.yaml_names.words import Words
 
 SECTIONS = ("data", "training", "optimization", "logging")
 _PATHS = ("name_or_path", "model_name_or_path")  # of `model`: a directory to start from, no shape
@@ -36,36 +38,14 @@ _RENAMED = {
     "growth_interval": "loss_scale_window",
     "incr_every_n_steps": "loss_scale_window",
     "decr_every_n_nan_or_inf": "hysteresis",
+    "base_model": "model_name_or_path",
+    "sequence_len": "max_seq_length",
+    "micro_batch_size": "per_device_train_batch_size",
+    "num_epochs": "num_train_epochs",
+    "lr_scheduler": "lr_scheduler_type",
+    "wandb_name": "run_name",
 }
 _ATTENTION = {"eager": "mask", "sdpa": "mask", "flash_attention_2": "varlen", "flex_attention": "flex"}
-
-
-@dataclass
-class Words:
-    """A YAML's values on their way, the place of each, and what was found."""
-
-    values: dict[str, Any]
-    places: dict[tuple[str, ...], str]
-    problems: list[str]
-    findings: list[Finding] = field(default_factory=list)
-    overriding: bool = False  # a second name for one value is the command line's, which wins
-
-    def place(self, key: str) -> str:
-        """Where ``key`` was given."""
-        return self.places.get((key,), "the YAML")
-
-    def problem(self, key: str, message: str) -> None:
-        """Record ``place: key: message``."""
-        self.problems.append(f"{self.place(key)}: {key}: {message}")
-
-    def move(self, key: str, name: str, value: Any) -> None:
-        """``value``, given as ``key``, is ``name``'s; twice is a problem unless both are equal."""
-        del self.values[key]
-        if not self.overriding and name in self.values and self.values[name] != value:
-            self.problem(key, f"is {name}, which is set in {self.place(name)} too: keep one")
-            return
-        self.values[name] = value
-        self.places[(name,)] = self.place(key)
 
 
 def translate(words: Words) -> None:
@@ -78,14 +58,17 @@ def translate(words: Words) -> None:
     for key in [key for key in words.values if key in _RENAMED]:
         if _means_this(key, words.values[key]):
             words.move(key, _RENAMED[key], words.values[key])
-    for key in [key for key in words.values if key in _SPECIAL]:
+    for key in [key for key in _SPECIAL if key in words.values]:
         _SPECIAL[key](words, words.values[key])
     for key in [key for key in words.values if key in MEANINGS and MEANINGS[key].status in ("unused", "refused")]:
-        _drop(words, key, words.values.pop(key), MEANINGS[key])
+        if _means_this(key, words.values[key]):
+            _drop(words, key, words.values.pop(key), MEANINGS[key])
 
 
 def _means_this(key: str, value: Any) -> bool:
-    """``activation_checkpointing`` and ``optimizer`` are sections of a DeepSpeed JSON too."""
+    """Not what belongs into a DeepSpeed JSON: ``optimizer: {...}``, ``stage: 2``."""
+    if key == "stage":
+        return not isinstance(value, int)
     return not (key in ("activation_checkpointing", "optimizer") and isinstance(value, Mapping))
 
 
@@ -132,6 +115,9 @@ def _same_names(words: Words) -> None:
             del words.values["warmup_steps"]  # Hugging Face's default, which lets the ratio hold
         elif 0 < warmup < 1:
             words.move("warmup_steps", "warmup_ratio", warmup)
+    for key in ("bf16", "fp16"):
+        if words.values.get(key) == "auto":
+            del words.values[key]  # the JSON decides, or the hardware
     for key in ("eval_strategy", "evaluation_strategy", "save_strategy"):
         if words.values.get(key) is False:
             words.values[key] = "no"  # YAML 1.1 reads a bare `no` as false
@@ -152,25 +138,6 @@ def _drop(words: Words, key: str, value: Any, meaning: Meaning) -> None:
             f"delete {key}; docs/hf_arguments.md has every name",
         )
     )
-
-
-def _scheduler_kwargs(words: Words, value: Any) -> None:
-    key = "lr_scheduler_kwargs"
-    known = {"min_lr_rate", "min_lr"}
-    if value is None or value == {}:
-        del words.values[key]
-    elif not isinstance(value, Mapping) or set(value) - known or len(value) != 1:
-        words.problem(key, f"{value!r}: one of {' and '.join(sorted(known))} is known here; the shapes have no others")
-        del words.values[key]
-    elif "min_lr_rate" in value:
-        words.move(key, "min_lr_ratio", value["min_lr_rate"])
-    else:
-        peak, lowest = words.values.get("learning_rate"), value["min_lr"]
-        if all(isinstance(rate, (int, float)) and rate > 0 for rate in (peak, lowest)):
-            words.move(key, "min_lr_ratio", lowest / peak)
-        else:
-            words.problem(key, "min_lr needs learning_rate beside it; or write min_lr_ratio, a share of the peak")
-            del words.values[key]
 
 
 def _initial_scale(key: str) -> Callable[[Words, Any], None]:
@@ -229,7 +196,8 @@ def _report_to(words: Words, value: Any) -> None:
 _OTHER_TRACKERS = {"all", "mlflow", "comet_ml", "clearml", "neptune", "trackio", "dvclive", "azure_ml", "codecarbon"}
 
 _SPECIAL: dict[str, Callable[[Words, Any], None]] = {
-    "lr_scheduler_kwargs": _scheduler_kwargs,
+    "lr_scheduler_kwargs": schedule_end,
+    "lr_scheduler_type": schedule_name,  # after its parameters
     "init_scale": _initial_scale("init_scale"),
     "scale_init": _initial_scale("scale_init"),
     "init_loss_scaling": _initial_scale("init_loss_scaling"),

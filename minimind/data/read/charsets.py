@@ -37,7 +37,11 @@ _NO_CHARSETS = {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "und
 _SAMPLE_BYTES = 1 << 18
 _MIN_CONFIDENCE = 0.75
 _MIN_FOREIGN_BYTES = 24
+_USUAL_SHARE, _TOLD_SHARE = 0.95, 0.15  # of characters: common ones, and those that tell one encoding from another
 _STRAY_BYTES = 3  # so many bad bytes are bad lines, whatever the size of the file
+_USUAL = re.compile(  # Latin, Greek to Hebrew, and what Chinese, Japanese and Korean are written with
+    "[\\t\\r\\n -~\\xa0-\u024f\u0370-\u05ff\u2010-\u2026\u3000-\u30ff\u4e00-\u9fff\uac00-\ud7a3\uff00-\uffef]"
+)
 _LOW = re.compile(rb"[\x00-\x2f]")  # no byte of a multi-byte character in any of the encodings
 _SEVEN_BIT = (  # escape sequences, and the encoding that they begin
     (re.compile(rb"\x1b\$\)C"), "ISO-2022-KR", "iso2022_kr"),
@@ -78,10 +82,12 @@ def find_encoding(raw: bytes, complete: bool, name: str, asked: str | None) -> t
             return encoding, 1.0, len(mark)
     if asked is not None:
         return _known(asked, name), 1.0, 0
-    if raw.count(0) > len(raw) // 20:
-        raise UserError(
-            f"{name}: full of NUL bytes: binary, or UTF-16 without its mark (then say --encoding utf-16-le)"
-        )
+    full = raw.count(0) > len(raw) // 20
+    wide = _unmarked(raw) if full or (0 in raw and not _is_utf8(raw if complete else _whole(raw))) else None
+    if wide is not None:
+        raise UserError(f"{name}: {wide.upper()} without its mark; name it with --encoding {wide}")
+    if full:
+        raise UserError(f"{name}: full of NUL bytes: binary, or in an encoding that must be named with --encoding")
     if not complete:
         raw = raw[: raw.rfind(b"\n") + 1] or _whole(raw)
     _refuse_seven_bit(raw, name)
@@ -137,6 +143,18 @@ def _known(encoding: str, name: str) -> str:
     if found.name in ("gbk", "gb2312"):
         return "gb18030"
     return {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(found.name, found.name)
+
+
+def _unmarked(raw: bytes) -> str | None:
+    """The wide encoding in which nearly all characters are letters that texts are made of; None if none is it.
+
+    It is asked only of what has NUL bytes and isn't UTF-8, or is full of them: in these each space has one.
+    """
+    for encoding, width in (("utf-32-le", 4), ("utf-32-be", 4), ("utf-16-le", 2), ("utf-16-be", 2)):
+        text = raw[: min(len(raw), _SAMPLE_BYTES) // width * width].decode(encoding, "replace")
+        if text and len(_USUAL.findall(text)) >= 0.95 * len(text):
+            return encoding
+    return None
 
 
 def _whole(raw: bytes, size: int | None = None) -> bytes:
@@ -231,6 +249,8 @@ def _detect(raw: bytes, complete: bool, name: str) -> tuple[str, float]:
     best, confidence = max((_guess(sample[: len(sample) - cut]) for cut in ends), key=lambda guess: guess[1])
     family = _FAMILIES.get(best, best)
     foreign_bytes = sum(1 for byte in sample if byte >= 0x80)
+    if foreign_bytes >= _MIN_FOREIGN_BYTES and (family not in _FAMILIES.values() or confidence < _MIN_CONFIDENCE):
+        family, confidence = _by_common_characters(sample) or (family, confidence)
     if family not in _FAMILIES.values() or confidence < _MIN_CONFIDENCE or foreign_bytes < _MIN_FOREIGN_BYTES:
         advice = (
             "--encoding" if best == "unknown" else f"--encoding, for example --encoding {_SUPERSETS.get(best, best)}"
@@ -240,6 +260,27 @@ def _detect(raw: bytes, complete: bool, name: str) -> tuple[str, float]:
             f"{foreign_bytes} bytes); name it with {advice}"
         )
     return family, round(confidence, 2)
+
+
+def _by_common_characters(sample: bytes) -> tuple[str, float] | None:
+    """(encoding, share) where nearly all characters that are not ASCII are the most common ones of GB2312 or Big5.
+
+    Of text between much code charset-normalizer is unsure. GB2312 has the common characters at the lead bytes B0 to D7
+    and punctuation at A1 to A3; half of the former lie behind C8, where Korean's, at the same place, end. Big5 has them
+    at A4 to C6, and its second bytes are ASCII's half of the time.
+    """
+    for encoding, common, telling in (
+        ("gb18030", re.compile(rb"[\xa1-\xa3\xb0-\xd7][\xa1-\xfe]"), re.compile(rb"[\xc9-\xd7][\xa1-\xfe]")),
+        ("big5hkscs", re.compile(rb"[\xa1-\xc6][\x40-\x7e\xa1-\xfe]"), re.compile(rb"[\xa1-\xc6][\x40-\x7e]")),
+    ):
+        if not _decodes(sample, encoding):
+            continue
+        pairs = [character.encode(encoding) for character in sample.decode(encoding) if character > "\x7f"]
+        usual = sum(common.fullmatch(pair) is not None for pair in pairs)
+        told = sum(telling.fullmatch(pair) is not None for pair in pairs)
+        if usual >= _USUAL_SHARE * len(pairs) and told >= _TOLD_SHARE * len(pairs):
+            return encoding, round(usual / len(pairs), 2)
+    return None
 
 
 def _guess(sample: bytes) -> tuple[str, float]:

@@ -208,8 +208,9 @@ def _rows(
 ) -> Iterator[dict[str, object]]:
     """The batch's rows as dictionaries, in the order of its columns."""
     names = batch.schema.names
-    if len(set(names)) != len(names):
-        twice = next(column for column in names if names.count(column) > 1)
+    wanted = [column for column in names if columns is None or column in columns]
+    if len(set(wanted)) != len(wanted):
+        twice = next(column for column in wanted if wanted.count(column) > 1)
         raise UserError(f"{name}: two columns are named {twice}; rename one")
     read = [
         _cells(batch.column(at)) if columns is None or column in columns else [UNREAD] * batch.num_rows

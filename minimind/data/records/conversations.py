@@ -4,8 +4,7 @@ Contract: the rules are those of the table in docs/data.md, one test a row. Noth
 the wrong type (null never becomes the word "None"), and nothing is dropped without being counted:
 ``Conversation.trimmed`` says how many turns without an answer were cut from the end.
 
-Known weakness: formats are recognised by their keys. A file whose keys mean something else needs ``--format``
-or ``--map``.
+Formats are told apart in formats.py, their fields read in exchanges.py and turns.py.
 """
 
 from __future__ import annotations
@@ -19,61 +18,17 @@ from minimind.base.defaults import Kind as Kind
 from minimind.base.defaults import Reasoning
 from minimind.base.errors import UserError
 from minimind.data.read.sources import TEXT_FORMATS, is_turns
-from minimind.data.records.turns import (
-    MEDIA,
-    REASONING,
-    ROLE_NAMES,
-    TOOLS,
-    Notes,
-    reasoned_turn,
-    refuse_media,
-    system_turns,
-    turn_list,
-)
+from minimind.data.records.exchanges import Fielded, turns_in
+from minimind.data.records.formats import LONE, Columns, format_of, is_lone_turn, refuse_comparisons, refuse_labels
+from minimind.data.records.turns import MEDIA, Notes, refuse_media, turn_list
 from minimind.data.records.unread import unread_of
 from minimind.data.records.values import BadRecord as BadRecord
-from minimind.data.records.values import clean, keys_of, name_of, parsed, says_nothing, string, visible
-from minimind.text.chat import Role, Turn, is_answer
+from minimind.data.records.values import keys_of, name_of, visible
+from minimind.text.chat import Turn, is_answer
 
 RecordFormat = Literal["text", "conversations", "messages", "sharegpt", "alpaca", "qa", "turns"]
 FORMATS: tuple[str, ...] = (*get_args(RecordFormat), *TEXT_FORMATS)
 FIELDS = ("text", "prompt", "input", "answer", "system", "turns")
-
-_TURN_KEYS = ("conversations", "messages", "conversation")
-_QUESTIONS, _ANSWERS = ("question", "prompt", "query"), ("answer", "response", "completion", "output", "solution")
-_PLAIN_PAIRS = tuple((question, answer) for question in _QUESTIONS for answer in _ANSWERS)
-_PAIRS = (
-    *_PLAIN_PAIRS,
-    *((question, "target") for question in _QUESTIONS),
-    *(("input", answer) for answer in ("target", *_ANSWERS)),  # Firefly
-    ("inputs", "targets"),
-)
-_ALPACA_ANSWERS = ("output", "response", "answer", "completion", "solution", "target")
-_EXTRAS = ("input", "context")  # stand under the question
-_LABELS = ("label", "kto_tag")
-_PREFERENCE = (
-    "preference data (a chosen and a rejected answer), which this trainer does not learn from; "
-    "for SFT on the chosen answers keep only those"
-)
-_KTO = "KTO data (a label says whether the answer is wanted); for SFT keep the rows with true, and leave the label out"
-_LONE = "a chat turn outside a conversation; write the turns of each conversation as one list"
-
-COLUMNS = frozenset(
-    {"text", "content", "role", "from", "value", "instruction", "instances", "history", "system", "loss_mask"}
-    | {*_TURN_KEYS, *_ALPACA_ANSWERS, *_EXTRAS, *_LABELS, *MEDIA, *REASONING, *TOOLS, "chosen", "rejected"}
-    | {name for pair in _PAIRS for name in pair}
-)
-"""The fields of a record that some format reads, or refuses by name; those that begin with ``rejected_`` too."""
-
-
-class Columns:
-    """The columns of a table that are worth converting for these fields."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = COLUMNS | set(names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names or str(name).startswith("rejected_")
 
 
 @dataclass(frozen=True)
@@ -165,10 +120,10 @@ def detect_format(value: object, kind: Kind | None, fields: Fields) -> str:
         raise BadRecord("a list, but not of turns (objects with a role and a content)")
     if not isinstance(value, dict):
         raise BadRecord(f"{name_of(value)}, not an object")
-    found = "text" if kind == "pretrain" and "text" in value else _by_keys(value)
+    found = "text" if kind == "pretrain" and "text" in value else format_of(value)
     if found == "text":
-        if _is_turn(value):
-            raise BadRecord(_LONE)
+        if is_lone_turn(value):
+            raise BadRecord(LONE)
         refuse_media(value, MEDIA[:3])
     return found
 
@@ -189,167 +144,20 @@ def _text_key(value: Mapping[str, object], name: str | None) -> str:
     return name or ("text" if "text" in value else "content")
 
 
-def _is_turn(value: Mapping[str, object]) -> bool:
-    """Whether a record is one message, as one turn a line has it."""
-    sender = value.get("role") or value.get("from")
-    return isinstance(sender, str) and sender.strip().lower() in ROLE_NAMES
-
-
-def _by_keys(value: Mapping[str, object]) -> str:
-    _refuse_comparisons(value)
-    for key in _TURN_KEYS:
-        if key in value:
-            turns = value[key]
-            first = turns[0] if isinstance(turns, list) and turns else None
-            if isinstance(first, dict) and "from" in first:
-                return "sharegpt"
-            return "messages" if key == "messages" else "conversations"
-    plain = "text" in value or "content" in value
-    answers = _ALPACA_ANSWERS[:2] if plain or _pair(value, _PLAIN_PAIRS) else _ALPACA_ANSWERS
-    if "instruction" in value and any(key in value for key in (*answers, "instances")):
-        return "alpaca"
-    if _pair(value, _PLAIN_PAIRS if plain else _PAIRS):  # beside a text, an input is a part of some other format
-        return "qa"
-    if plain or _is_turn(value):
-        return "text"
-    raise BadRecord(f"no known format (fields: {keys_of(value)}); name --text-field, or --map prompt=...,answer=...")
-
-
-def _refuse_comparisons(value: Mapping[str, object]) -> None:
-    """Rows that say which answer is better: trained as SFT they would teach the worse one too."""
-    if value.get("chosen") is not None and value.get("rejected") is not None:
-        raise BadRecord(_PREFERENCE, "sft")
-    for key in value:
-        if (key == "rejected" or key.startswith("rejected_")) and not says_nothing(value[key]):
-            raise BadRecord(_PREFERENCE, "sft")
-
-
-def _refuse_labels(value: Mapping[str, object]) -> None:
-    for key in _LABELS:
-        label = value.get(key)
-        if isinstance(label, bool) or (isinstance(label, str) and label.strip().lower() in ("true", "false")):
-            raise BadRecord(f'"{key}": {_KTO}', "sft")
-
-
-def _pair(record: Mapping[str, object], pairs: Iterable[tuple[str, str]] = _PAIRS) -> tuple[str, str] | None:
-    """The names of question and answer; of several the first that are not null."""
-    found = [pair for pair in pairs if pair[0] in record and pair[1] in record]
-    full = [pair for pair in found if record[pair[0]] is not None and record[pair[1]] is not None]
-    return next(iter(full or found), None)
-
-
 def _turns_of(value: object, found: str, fields: Fields, notes: Notes) -> list[Turn]:
     if found == "turns":
         return turn_list(value, notes)
     if not isinstance(value, dict):
         raise BadRecord(f"{name_of(value)}, not an object, so it is no {found} record")
     if fields.format is not None:
-        _refuse_comparisons(value)  # else `detect` has
+        refuse_comparisons(value)  # else `detect` has
     if not fields.names:
-        _refuse_labels(value)
+        refuse_labels(value)
     refuse_media(value)
-    record = _Record(value)
-    turns = _by_format(record, found, fields, notes)
+    record = Fielded(value)
+    turns = turns_in(record, found, fields.names, notes)
     notes.unread.update(unread_of(record, record.read))
     return turns
-
-
-class _Record(dict[str, object]):
-    """A record that notes which of its fields were read."""
-
-    def __init__(self, value: Mapping[str, object]) -> None:
-        super().__init__(value)
-        self.read: set[str] = set()
-
-    def take(self, name: str) -> object:
-        """The field's value; None if there is none."""
-        self.read.add(name)
-        return self.get(name)
-
-
-def _by_format(record: _Record, found: str, fields: Fields, notes: Notes) -> list[Turn]:
-    if found == "alpaca":
-        return _alpaca(record, notes)
-    if found == "qa":
-        return _question_answer(record, fields.names, notes)
-    key = fields.names.get("turns") or next((key for key in _TURN_KEYS if key in record), _TURN_KEYS[0])
-    if key not in record:
-        raise BadRecord(f'no field "{key}"; it has: {keys_of(record)}')
-    return [*_system(record), *turn_list(record.take(key), notes, record.take("loss_mask"))]
-
-
-def _system(record: _Record, name: str = "system") -> list[Turn]:
-    """A system turn from the fields beside the turns, if they say anything."""
-    tools = [record[key] for key in TOOLS if not says_nothing(record.take(key))]
-    return system_turns(record.take(name), next(iter(tools), None))
-
-
-def _alpaca(record: _Record, notes: Notes) -> list[Turn]:
-    """instruction/input/output (or response), with optional system and history; one nested instance (seed tasks)."""
-    if isinstance(instances := record.get("instances"), list) and "output" not in record:
-        if len(instances) != 1 or not isinstance(instances[0], dict):
-            raise BadRecord(f'"instances" holds {len(instances)} items; split the record into one item each')
-        record.take("instances")
-        record.update(instances[0])
-    answer = next((name for name in _ALPACA_ANSWERS if name in record), None)
-    if answer is None:
-        raise BadRecord(f'no field "output"; it has: {keys_of(record)}')
-    return [*_system(record), *_history(record), *_exchange(record, "instruction", _EXTRAS, answer, notes)]
-
-
-def _question_answer(record: _Record, names: Mapping[str, str], notes: Notes) -> list[Turn]:
-    if "prompt" in names:
-        question, answer = names["prompt"], names.get("answer", "answer")
-        extras: tuple[str, ...] = (names["input"],) if "input" in names else ()
-    else:
-        question, answer = _pair(record) or _PAIRS[0]
-        extras = tuple(name for name in _EXTRAS if name != question)
-    for key in (question, answer):
-        if key not in record:
-            raise BadRecord(f'no field "{key}"; it has: {keys_of(record)}')
-    system = _system(record, names.get("system", "system"))
-    history = [] if names else _history(record)  # named fields are all that is read
-    return [*system, *history, *_exchange(record, question, extras, answer, notes)]
-
-
-def _exchange(record: _Record, question: str, extras: Iterable[str], answer: str, notes: Notes) -> list[Turn]:
-    """A question and its answer; either may be a list of turns (TRL)."""
-    return [*_asked(record, question, extras, notes), *_answered(record, answer, notes)]
-
-
-def _asked(record: _Record, name: str, extras: Iterable[str], notes: Notes) -> list[Turn]:
-    question = record.take(name)
-    if is_turns(question):
-        return turn_list(question, notes)
-    parts = [visible(question, f'"{name}"')]
-    for extra in extras:
-        if not says_nothing(value := record.take(extra)):
-            parts += [string(text, f'"{extra}"') for text in (value if isinstance(value, list) else [value])]
-    return [Turn("user", clean("\n".join(parts), f'"{name}"'))]
-
-
-def _answered(record: _Record, name: str, notes: Notes) -> list[Turn]:
-    answer = record.take(name)
-    if is_turns(answer):
-        return turn_list(answer, notes)
-    text = visible(answer, f'"{name}"')
-    thought = next((key for key in REASONING if isinstance(record.get(key), str) and record[key]), None)
-    return [reasoned_turn(text, record.take(thought) if thought else None, f'"{name}"', notes)]
-
-
-def _history(record: _Record) -> list[Turn]:
-    """What was said before: [[question, answer], ...] (LLaMA-Factory, ms-swift), or a list of turns (ChatGLM)."""
-    history = parsed(record.take("history") or None, '"history"') or []
-    if is_turns(history):
-        return turn_list(history, Notes())
-    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-        raise BadRecord('"history" is not a list of [question, answer]')
-    roles: tuple[Role, Role] = ("user", "assistant")
-    return [
-        Turn(role, visible(text, f'"history" {role}'))
-        for pair in history
-        for role, text in zip(roles, pair, strict=True)
-    ]
 
 
 def _checked(turns: list[Turn], notes: Notes) -> Conversation:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minimind.base.defaults import Reasoning
+from minimind.data.records.calls import beside_calls, blocks, calls_of, spoken_calls
 from minimind.data.records.unread import unread_of
 from minimind.data.records.values import (
     BadRecord,
@@ -30,16 +31,21 @@ from minimind.text.chat import Role, Turn
 ROLE_NAMES: dict[str, Role] = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot", "chatgpt", "function_call", "tool_call"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response"), "tool"),
 }
+_CALLERS = ("function_call", "tool_call")  # LLaMA-Factory's and ms-swift's: the turn is a call
 MEDIA = ("images", "videos", "audios", "image", "video", "audio")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 TOOLS = ("tools", "functions")
 _WEIGHTS = ("weight", "train", "training", "trainable", "loss", "loss_mask")  # of a turn: whether it is trained
+_SENDERS = frozenset({"role", "from"})
+_EXCHANGES = (("human", "assistant"), ("input", "output"))
+_TAUGHT = "output_with_loss"  # XTuner's: false for an answer that is context
 _PLAIN = frozenset({"role", "from", "content", "value"})
 _TURN = frozenset({*_PLAIN, *TOOLS, *_WEIGHTS})  # what is read of a turn
 _ANSWER = frozenset({*_TURN, *REASONING, "tool_calls", "function_call"})
+_UNTRAINED = (None, False, 0, "", "0", "false", "False")
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 Message = dict[str, object]  # of an answer, as transformers takes it
@@ -57,12 +63,38 @@ class Notes:
 
 def turn_list(turns: object, notes: Notes, mask: object = None) -> list[Turn]:
     """The turns of a list of messages. ``mask``: for each whether it is trained, beside what the messages say."""
+    if isinstance(turns, str) and turns.lstrip()[:1] == "[":
+        turns = parsed(turns, "the list of turns")  # a cell of a CSV
     if not isinstance(turns, list):
         raise BadRecord(f"the turns are {name_of(turns)}, not a list")
     if not turns:
         raise BadRecord("no turns (an empty list)")
     trained = _trained_by(parsed(mask, '"loss_mask"'), len(turns))
+    if all(isinstance(turn, dict) and not _SENDERS & turn.keys() for turn in turns):
+        return _exchanges(turns, trained, notes)
     return [made for n, turn in enumerate(turns, 1) for made in _turn(turn, n, trained[n - 1], notes)]
+
+
+def _exchanges(turns: Sequence[Mapping[str, object]], trained: Sequence[bool], notes: Notes) -> list[Turn]:
+    """Items that hold a question with its answer each: MOSS's and Firefly's, XTuner's, whose first may have a system
+    text."""
+    made: list[Turn] = []
+    for number, (item, wanted) in enumerate(zip(turns, trained, strict=True), 1):
+        where = f"item {number}"
+        names = next((names for names in _EXCHANGES if names[1] in item), None)
+        if names is None:
+            raise BadRecord(f"turn {number}: unknown role null; known: {', '.join(ROLE_NAMES)}")
+        refuse_media(item)
+        question, answer = names
+        notes.unread.update(f"{name} of a turn" for name in unread_of(item, (*names, "system", _TAUGHT)))
+        made += system_turns(item.get("system"), None, f"{where} (system)")
+        if not says_nothing(item.get(question)):
+            made.append(Turn("user", visible(item[question], f"{where} ({question})")))
+        text = visible(item[answer], f"{where} ({answer})")
+        trains = item.get(_TAUGHT) is None or _yes_or_no(item[_TAUGHT], f"{where}: {_TAUGHT}")
+        said = visible(with_reasoning(text, None, notes), f"{where} ({answer})")
+        made.append(Turn("assistant", said, wanted and trains))
+    return made
 
 
 def with_reasoning(answer: str, reasoning: object, notes: Notes) -> str:
@@ -106,17 +138,18 @@ def _turn(turn: object, number: int, trained: bool, notes: Notes) -> list[Turn]:
     if not isinstance(turn, dict):
         raise BadRecord(f"turn {number} is {name_of(turn)}, not an object")
     sender = turn.get("role") or turn.get("from")  # a Parquet row has every field of its schema, some of them null
+    if turn.get("role") and turn.get("from") and _role(turn["from"]) != _role(sender):
+        raise BadRecord(f"turn {number} is from {short(sender)} and from {short(turn['from'])}")
     if not isinstance(sender, str) or sender.strip().lower() not in ROLE_NAMES:
         raise BadRecord(f"turn {number}: unknown role {short(sender)}; known: {', '.join(ROLE_NAMES)}")
     sender = sender.strip().lower()
     role, where = ROLE_NAMES[sender], f"turn {number} ({ROLE_NAMES[sender]})"
     content = turn["content"] if turn.get("content") is not None else turn.get("value")
     tools = None
-    if not turn.keys() <= _PLAIN:  # most turns have nothing else
+    if not turn.keys() <= _PLAIN or len(turn) > 2:  # most turns have nothing else
         refuse_media(turn)
-        read = _ANSWER if role == "assistant" else _TURN
-        notes.unread.update(f"{name} of a turn" for name in unread_of(turn, read))
-        tools = next((turn[name] for name in TOOLS if turn.get(name) not in _NO_TOOLS), None)
+        notes.unread.update(f"{name} of a turn" for name in _unread_of_turn(turn, role))
+        tools = only_tools(turn, where)
     if role == "system":
         return system_turns(_content(content, where) if tools is None or content is not None else None, tools, where)
     text, message = (
@@ -129,22 +162,52 @@ def _turn(turn: object, number: int, trained: bool, notes: Notes) -> list[Turn]:
     return [made] if tools is None else [*system_turns(None, tools), made]
 
 
+def only_tools(holder: Mapping[str, object], where: str) -> object:
+    """The tools that a record or turn brings; None for none. BadRecord if it has them under two names."""
+    found = [holder[name] for name in TOOLS if name in holder and holder[name] not in _NO_TOOLS]
+    if len(found) > 1:
+        raise BadRecord(f"{where} has {' and '.join(TOOLS)}; which are meant is unknown")
+    return found[0] if found else None
+
+
+def _unread_of_turn(turn: Mapping[str, object], role: Role) -> list[str]:
+    """Names of what it says and nobody reads: a second text, a question that is to be trained among them."""
+    found = unread_of(turn, _ANSWER if role == "assistant" else _TURN)
+    if turn.get("content") is not None and turn.get("value") not in (None, turn["content"]):
+        found.append("value")
+    if role != "assistant":
+        return found + [name for name in _WEIGHTS if turn.get(name) not in _UNTRAINED]
+    return found + beside_calls(turn)
+
+
+def _role(sender: object) -> Role | None:
+    return ROLE_NAMES.get(sender.strip().lower()) if isinstance(sender, str) else None
+
+
+def _thought(turn: Mapping[str, object], notes: Notes) -> str | None:
+    """The reasoning beside an answer; whatever says something else under its other names isn't read."""
+    said = {name: turn[name] for name in REASONING if not says_nothing(turn.get(name))}
+    found = next((text for text in said.values() if isinstance(text, str)), None)
+    notes.unread.update(f"{name} of a turn" for name, value in said.items() if value != found)
+    return found
+
+
 def _answer(
     turn: Mapping[str, object], sender: str, content: object, where: str, notes: Notes
 ) -> tuple[str, Message | None]:
     """All that an answer says as one text, and as a message where it is more than a text."""
-    if turn.keys() <= _PLAIN and sender != "function_call":
+    if turn.keys() <= _PLAIN and sender not in _CALLERS:
         return with_reasoning(_content(content, where), None, notes), None
-    calls = _calls(turn, where)
-    thought = next((turn[name] for name in REASONING if not says_nothing(turn.get(name))), None)
+    calls = calls_of(turn, where)
+    thought = _thought(turn, notes)
     said = "" if calls and content in (None, "") else _content(content, where)
     if calls:
-        text = "\n".join([*([said] if said else []), *(_block(spelled(call, where)) for call in calls)])
+        text = "\n".join([*([said] if said else []), blocks(calls, where)])
     elif not said.strip():
         return "", None
     else:
-        text, calls = _spoken_call(said, where) if sender == "function_call" else (said, [])
-    bare = "" if sender == "function_call" and calls else said
+        text, calls = spoken_calls(said, where) if sender in _CALLERS else (said, [])
+    bare = "" if sender in _CALLERS and calls else said
     return with_reasoning(text, thought, notes), _message(bare, thought, calls, notes)
 
 
@@ -159,61 +222,6 @@ def _message(said: str, thought: object, calls: list[dict[str, object]], notes: 
     if calls:
         message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
     return message
-
-
-def _spoken_call(text: str, where: str) -> tuple[str, list[dict[str, object]]]:
-    """What a turn of the function_call role says: its block, and the call if it is one in JSON."""
-    block = _block(_with_object(text, where))
-    try:
-        return block, [_call(parsed(text, where), where)]
-    except BadRecord:
-        return block, []
-
-
-def _calls(turn: Mapping[str, object], where: str) -> list[dict[str, object]]:
-    """OpenAI's ``tool_calls`` and ``function_call``."""
-    calls = parsed(turn.get("tool_calls") or None, f"{where}: tool_calls") or []
-    if not isinstance(calls, list):
-        raise BadRecord(f"{where}: tool_calls is {name_of(calls)}, not a list")
-    legacy = parsed(turn.get("function_call") or None, f"{where}: function_call")
-    return [_call(call, where) for call in [*calls, *([legacy] if legacy else [])]]
-
-
-def _call(call: object, where: str) -> dict[str, object]:
-    """The name of the function and its arguments as an object, whatever else came with them."""
-    function = call.get("function", call) if isinstance(call, dict) else call
-    function = {"name": function, **call} if isinstance(function, str) and isinstance(call, dict) else function
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRecord(f"{where}: a tool call that names no function")
-    kept = {key: value for key, value in function.items() if key not in ("id", "type", "index", "function")}
-    for key in ("arguments", "parameters"):
-        if key in kept:
-            kept[key] = _arguments(kept[key], f"{where}: the arguments of {short(function['name'])}")
-    return kept
-
-
-def _with_object(text: str, where: str) -> str:
-    """A call that is written as JSON, with its arguments as an object if they are a string; else as it is."""
-    try:
-        call = parsed(text, where)
-    except BadRecord:
-        return text
-    return (
-        spelled(_call(call, where), where)
-        if isinstance(call, dict) and isinstance(call.get("arguments"), str)
-        else text
-    )
-
-
-def _arguments(value: object, where: str) -> object:
-    found = parsed(value, where) if value not in (None, "") else {}
-    if not isinstance(found, dict):
-        raise BadRecord(f"{where} are {name_of(found)}, not an object")
-    return found
-
-
-def _block(call: str) -> str:
-    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def _content(content: object, where: str) -> str:

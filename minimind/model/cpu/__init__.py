@@ -1,1 +1,1 @@
-"""What exists for CPUs only: attention by blocks, and projections that keep less."""
+"""What exists for CPUs only: attention by blocks, projections that keep less, memory that is kept between steps."""

@@ -9,7 +9,7 @@ Numerics, as FlashAttention's in bf16 (https://arxiv.org/abs/2205.14135): scores
 probabilities and score gradients rounded to bf16 for the products that follow. q, k, v and the incoming gradient are
 bf16 already, so oneDNN may multiply them as bf16 ("medium" precision) and still give the fp32 product: it adds up in
 fp32 and does not round the result. Only q, k and v are kept for the backward pass, which computes the probabilities
-again.
+again, and the output where a linear layer follows (``project``).
 
 Measured on one core of an EPYC with AVX512-BF16, 8 query and 2 key heads of 64, forward and backward of some 4,000
 tokens: 50 ms where one fused fp32 call a document takes 102 to 109 (documents of 100 to 512 tokens), 40 against 62 (112
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from minimind.model.ops import apply
+from minimind.model.ops import apply, input_gradient, product, weight_gradient
 from minimind.model.torch_gradients import softmax_gradient
 
 BLOCK = 128  # queries
@@ -106,40 +106,77 @@ def _score_gradients(grad: Tensor, v: Tensor, probabilities: Tensor) -> Tensor:
     return softmax_gradient(along, probabilities).to(grad.dtype)
 
 
-class _BlockAttention(torch.autograd.Function):
+def _attended(q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[QueryBlock]) -> Tensor:
     """q [T, heads, D], k, v [T, kv_heads, D] -> [T, heads, D]."""
+    (length, heads, size), kv_heads = q.shape, k.shape[1]
+    q, k, v = (_by_key_head(x, kv_heads) for x in (q, k, v))
+    out = torch.empty_like(q)
+    for block in blocks:
+        queries, keys = block.queries(heads // kv_heads), block.keys
+        probabilities = _probabilities(q[:, queries], k[:, keys], block, size**-0.5)
+        out[:, queries] = torch.bmm(probabilities.to(q.dtype), v[:, keys])
+    return _by_token(out, length)
+
+
+def _gradients(
+    grad: Tensor, saved: Sequence[Tensor], blocks: Sequence[QueryBlock], out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of ``_attended``'s q, k and v, which are ``saved``. ``out`` (as ``grad``) gets its result once more."""
+    (length, heads, size), kv_heads = grad.shape, saved[1].shape[1]
+    q, k, v, grad = (_by_key_head(x, kv_heads) for x in (*saved, grad))
+    grad_q, again = torch.empty_like(q), None if out is None else torch.empty_like(q)
+    grad_k, grad_v = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
+    for block in blocks:
+        queries, keys = block.queries(heads // kv_heads), block.keys
+        probabilities = _probabilities(q[:, queries], k[:, keys], block, size**-0.5)
+        rounded = probabilities.to(q.dtype)
+        if again is not None:
+            again[:, queries] = torch.bmm(rounded, v[:, keys])
+        grad_v[:, keys] += torch.bmm(rounded.transpose(1, 2), grad[:, queries])
+        scores = _score_gradients(grad[:, queries], v[:, keys], probabilities)
+        grad_q[:, queries] = torch.bmm(scores, k[:, keys])
+        grad_k[:, keys] += torch.bmm(scores.transpose(1, 2), q[:, queries])
+    if out is not None and again is not None:
+        out.copy_(_by_token(again, length))
+    scaled = grad_q.mul_(size**-0.5), grad_k.mul_(size**-0.5), grad_v
+    grad_q, grad_k, grad_v = (_by_token(x.to(q.dtype), length) for x in scaled)
+    return grad_q, grad_k, grad_v
+
+
+class _BlockAttention(torch.autograd.Function):
+    """``_attended``, which keeps its inputs."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[QueryBlock]) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.blocks = blocks
-        (length, heads, size), kv_heads = q.shape, k.shape[1]
-        q, k, v = (_by_key_head(x, kv_heads) for x in (q, k, v))
-        out = torch.empty_like(q)
-        for block in blocks:
-            queries, keys = block.queries(heads // kv_heads), block.keys
-            probabilities = _probabilities(q[:, queries], k[:, keys], block, size**-0.5)
-            out[:, queries] = torch.bmm(probabilities.to(q.dtype), v[:, keys])
-        return _by_token(out, length)
+        return _attended(q, k, v, blocks)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        saved = ctx.saved_tensors  # once: under activation checkpointing each look would compute them again
-        (length, heads, size), kv_heads = grad.shape, saved[1].shape[1]
-        q, k, v, grad = (_by_key_head(x, kv_heads) for x in (*saved, grad))
-        grad_q = torch.empty_like(q)
-        grad_k, grad_v = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
-        for block in ctx.blocks:
-            queries, keys = block.queries(heads // kv_heads), block.keys
-            probabilities = _probabilities(q[:, queries], k[:, keys], block, size**-0.5)
-            grad_v[:, keys] += torch.bmm(probabilities.to(q.dtype).transpose(1, 2), grad[:, queries])
-            scores = _score_gradients(grad[:, queries], v[:, keys], probabilities)
-            grad_q[:, queries] = torch.bmm(scores, k[:, keys])
-            grad_k[:, keys] += torch.bmm(scores.transpose(1, 2), q[:, queries])
-        scaled = grad_q.mul_(size**-0.5), grad_k.mul_(size**-0.5), grad_v
-        grad_q, grad_k, grad_v = (_by_token(x.to(q.dtype), length) for x in scaled)
-        return grad_q, grad_k, grad_v, None
+        # saved_tensors once: under activation checkpointing each look would compute them again
+        return *_gradients(grad, ctx.saved_tensors, ctx.blocks), None
+
+
+class _ProjectedAttention(torch.autograd.Function):
+    """``_attended`` and the linear layer after it, ``weight`` [H, heads * D] -> [T, H]; keeps q, k, v and the weight.
+    The layer's input is computed again with the probabilities: a tenth of what a layer of the 26M model would keep."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, blocks: Sequence[QueryBlock]) -> Tensor:
+        ctx.save_for_backward(q, k, v, weight)
+        ctx.blocks = blocks
+        return product(_attended(q, k, v, blocks).flatten(1), weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        *saved, weight = ctx.saved_tensors
+        grad_out = input_gradient(grad, weight).view(saved[0].shape)
+        out = torch.empty_like(grad_out)
+        grads = _gradients(grad_out, saved, ctx.blocks, out)
+        return *grads, weight_gradient(grad, out.flatten(1)), None
 
 
 @dataclass(frozen=True)
@@ -152,3 +189,8 @@ class QueryBlocks:
         """[B, T, heads, D] and [B, T, kv_heads, D] -> [B, T, heads, D]; made for bf16, exact in fp32 as well."""
         # All rows as one long row: documents never cross a row's end, so masking by document is enough.
         return apply(_BlockAttention, *(x.flatten(0, 1) for x in (q, k, v)), self.blocks).view(q.shape)
+
+    def project(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        """``attend`` and the linear layer ``weight`` [H, heads * D] after it: [B, T, H]. Keeps less than the two do."""
+        inputs = (x.flatten(0, 1) for x in (q, k, v))
+        return apply(_ProjectedAttention, *inputs, weight, self.blocks).view(*q.shape[:2], -1)

@@ -48,6 +48,7 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import nn
 
 from minimind.base.launcher import free_port, rendezvous
+from minimind.model.cpu.allocator import keep_freed_memory
 from minimind.training.checkpoint.layouts import Block, Layout, fill, read_model_states, read_portable
 from minimind.training.checkpoint.snapshot import Snapshot, capture
 from minimind.training.engine.builds import guard_builds
@@ -98,6 +99,7 @@ def start_processes(emulate_fp16: bool = False) -> None:
     if get_accelerator().device_name() == "cpu":
         # gloo does what this kernel does; DeepSpeed would compile it at every first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        keep_freed_memory()
         if emulate_fp16:
             get_accelerator().is_fp16_supported = lambda: True
     if not dist.is_initialized():

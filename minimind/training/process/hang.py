@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from minimind.base.command_lines import NextLines
 from minimind.base.defaults import LATEST
 from minimind.training.checkpoint.directory import pointed
 
@@ -46,11 +47,11 @@ def write_stacks(descriptor: int, head: str) -> None:
     os.write(descriptor, b"\n")
 
 
-def advice(run_dir: Path, go_on: str) -> str:
+def advice(run_dir: Path, lines: NextLines) -> str:
     """How to go on from the last checkpoint, if there is one."""
     if pointed(run_dir / LATEST) is None:
-        return f"there is no checkpoint yet: start again {go_on}"
-    return f"go on {go_on}"
+        return f"there is no checkpoint yet: start again {lines.again}"
+    return f"go on {lines.go_on}"
 
 
 def say(line: str) -> None:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minimind.base.command_lines import NextLines
 from minimind.base.defaults import HANG
 from minimind.base.files import append_to, subdirectory
 from minimind.config.watchdog import WatchdogConfig
@@ -126,11 +127,11 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, config: WatchdogConfig, run_dir: Path, rank: int, stop: StopRequest, go_on: str) -> None:
-        """Begin to watch. ``stop`` hears what other ranks tell, and of a hang. ``go_on``: "with: ", and the command."""
+    def start(self, config: WatchdogConfig, run_dir: Path, rank: int, stop: StopRequest, lines: NextLines) -> None:
+        """Begin to watch. ``stop`` hears what other ranks tell, and of a hang."""
         if not config.enabled:
             return
-        self._run_dir, self._rank, self._stop, self._go_on = run_dir, rank, stop, go_on
+        self._run_dir, self._rank, self._stop, self._lines = run_dir, rank, stop, lines
         self._pace = Pace(config)
         self._period = min(LONGEST_PERIOD, min(config.limit or LEAST, config.start_limit) / 10)
         self.beat(START)
@@ -190,7 +191,7 @@ class Watchdog:
         )
         tell(siblings(), TELL)
         where = self._write_stacks(what)
-        say(f"error: {what}; where each thread stands: {where}; {advice(self._run_dir, self._go_on)}")
+        say(f"error: {what}; where each thread stands: {where}; {advice(self._run_dir, self._lines)}")
 
     def _write_stacks(self, head: str) -> str:
         """Add the stacks of all threads to this rank's file; where they are, in words."""

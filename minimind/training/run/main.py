@@ -41,7 +41,7 @@ from minimind.training.run.builder import Builder
 from minimind.training.run.directory import open_directory
 from minimind.training.run.held_out import held_out_findings
 from minimind.training.run.loop import Run, train
-from minimind.training.run.next_commands import in_words, resume_command, sweep_command
+from minimind.training.run.next_commands import next_lines, sweep_command
 from minimind.training.run.rescue import give_up, rescue
 from minimind.training.run.resume import AUTO, Start, agree, find_start, require_one_run, run_settings
 from minimind.training.run.summary import schedule_lines, summarize
@@ -91,8 +91,8 @@ def _run(kind: Kind, arguments: argparse.Namespace, stop: StopRequest, guards: G
 
 def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, task: Task) -> list[Finding]:
     """Watch the other ranks, and be watched, from here to the end of the run."""
-    go_on = in_words(task.command, resume_command(task.command))
-    return heartbeat.start(task.config.heartbeat, ranks, stop, task.config.output_dir, go_on)
+    lines = next_lines(task.command, task.arguments.resume)
+    return heartbeat.start(task.config.heartbeat, ranks, stop, task.config.output_dir, lines)
 
 
 def restarted(why: str | None) -> list[Finding]:
@@ -123,8 +123,8 @@ class Material:
 def prepare(task: Task, control: Control, watchdog: Watchdog, stop: StopRequest) -> Material:
     """Tokenised data, their order and the plan of the steps; watched from the moment when the data are there."""
     data = setup.prepare_data(control, task.kind, task.config)
-    go_on = in_words(task.command, resume_command(task.command))
-    watchdog.start(task.config.watchdog, task.config.output_dir, control.rank, stop, go_on)
+    lines = next_lines(task.command, task.arguments.resume)
+    watchdog.start(task.config.watchdog, task.config.output_dir, control.rank, stop, lines)
     batches = setup.make_batches(data, task.config, task.resolved)
     sampler = Sampler(task.config, data.tokenizer, task.kind) if task.config.samples.prompts else None
     return Material(data, batches, setup.plan_steps(task.config, batches, data.held_out), sampler)

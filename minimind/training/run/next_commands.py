@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minimind.base.command_lines import OwnCommand, typed
+from minimind.base.command_lines import NextLines, OwnCommand, typed
 from minimind.base.hardware import advised_config, purpose_of
 from minimind.base.shipped import from_here
 from minimind.config.run import RunConfig
@@ -24,6 +24,12 @@ _TAKEN_OVER = (
 def resume_command(command: OwnCommand) -> str:
     """Go on with the run."""
     return command.line("--resume")
+
+
+def next_lines(command: OwnCommand, resume: str | None) -> NextLines:
+    """For what watches over a run; ``resume``: the value of that option, None without it."""
+    again = [] if resume is None else ["--resume", *([resume] if resume else [])]
+    return NextLines(in_words(command, resume_command(command)), in_words(command, command.line(*again)))
 
 
 def in_words(command: OwnCommand, line: str) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
+from minimind.base.command_lines import NextLines
 from minimind.base.display import console
 from minimind.base.errors import UserError
 from minimind.base.findings import Finding
@@ -106,7 +107,7 @@ def make_bench(arguments: argparse.Namespace, stop: StopRequest, lock: RunLock, 
 def start_heartbeat(heartbeat: Heartbeat, stop: StopRequest, ranks: Agreement, task: Task) -> list[Finding]:
     """Watch the other ranks, and be watched. Nothing of a sweep is kept to go on from."""
     again = in_words(task.command, task.command.line(script="lr_sweep"))
-    return heartbeat.start(task.config.heartbeat, ranks, stop, None, again)
+    return heartbeat.start(task.config.heartbeat, ranks, stop, None, NextLines(again, again))
 
 
 def sweep(bench: Bench, rates: Sequence[float]) -> list[Curve]:

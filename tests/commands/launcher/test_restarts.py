@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from minimind.base.errors import UserError
+from minimind.commands.launcher import hostfile as hostfile_module
 from minimind.commands.launcher import restarts, words
 from minimind.commands.launcher.restarts import Batch, Launch, may_restart, taken_from
 
@@ -23,7 +24,7 @@ def hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
-    monkeypatch.setattr(restarts, "unreachable", lambda host, port: None if host in hosts else "it is gone")
+    monkeypatch.setattr(hostfile_module, "unreachable", lambda host, port: None if host in hosts else "it is gone")
 
 
 def written(run: Path, rows: int, micro: int) -> Path:

@@ -13,6 +13,7 @@ from deepspeed.launcher import runner
 from deepspeed.utils.numa import parse_range_list
 
 from minimind.base.errors import UserError
+from minimind.commands.launcher import hostfile as hostfile_module
 from minimind.commands.launcher import words as launch_words
 from minimind.commands.launcher.words import check, core_list, parser, prepared, read_words
 
@@ -25,7 +26,7 @@ def _one_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launch_words, "count_devices", lambda: ("cpu", 1))
     monkeypatch.setattr(launch_words, "DEFAULT_HOSTFILE", tmp_path / "no-hostfile")
-    monkeypatch.setattr(launch_words, "unreachable", lambda host, port: None)
+    monkeypatch.setattr(hostfile_module, "unreachable", lambda host, port: None)
 
 
 def refused(*words: str) -> str:
@@ -167,7 +168,7 @@ def test_accelerators_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_hostfile_that_names_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = hosts(tmp_path / "hosts", "localhost slots=2")
     prepared(["--hostfile", path, SCRIPT])  # ssh to localhost works: so does the launcher
-    monkeypatch.setattr(launch_words, "unreachable", lambda host, port: "there is no ssh here")
+    monkeypatch.setattr(hostfile_module, "unreachable", lambda host, port: "there is no ssh here")
     said = refused("--hostfile", path)
     assert said.startswith(f"{path}: names localhost, and there is no ssh here") and "--num_gpus 2" in said
     monkeypatch.setattr(launch_words, "DEFAULT_HOSTFILE", Path(path))
@@ -185,6 +186,20 @@ def test_several_hosts_need_their_launcher(tmp_path: Path, monkeypatch: pytest.M
     prepared(["--hostfile", path, "--include", "a", SCRIPT])  # one host: no launcher
     assert "--num_nodes 3: the hostfile names 2" in refused("--hostfile", path, "--num_nodes", "3")
     assert "needs --node_rank from 0 to 1" in refused("--hostfile", path, "--no_ssh", "--node_rank", "2")
+
+
+def test_every_host_that_pdsh_is_to_enter_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = hosts(tmp_path / "hosts", "a slots=1", "b slots=1")
+    (tmp_path / "pdsh").write_text("")
+    (tmp_path / "pdsh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(hostfile_module, "unreachable", lambda host, port: "it is silent" if host == "b" else None)
+    assert refused("--hostfile", path) == (
+        f"{path}: names b, and it is silent; see to that host, or leave it out: --exclude b"
+    )
+    prepared(["--hostfile", path, "--exclude", "b", SCRIPT])
+    prepared(["--hostfile", path, "--no_ssh_check", SCRIPT])
+    prepared(["--hostfile", path, "--no_ssh", "--node_rank", "0", SCRIPT])
 
 
 def test_binding_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,12 @@ ADAMW = {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 0.3}}
         ({"fp16": {"enabled": True, "min_loss_scale": 1e-5}}, ["min_loss_scale 1e-05", "goes down to 1"]),
         ({"fp16": {"enabled": True, "min_loss_scale": "0.5"}}, ["min_loss_scale 0.5", "goes down to 1"]),
         ({"sparse_gradients": True}, ["sparse_gradients", "same sum"]),
+        ({"zero_optimization": {"stage": 1, "find_unused_parameters": True}}, ["find_unused_parameters", "older"]),
+        ({"zero_optimization": {"allgather_size": 5e8}}, ["allgather_size", "allgather_bucket_size is its name"]),
+        ({"flops_profiler": {"enabled": False, "end_profile_step": 6}}, ["end_profile_step", "profile_step"]),
+        ({"seq_parallel_comm_data_type": "fp32"}, ["seq_parallel_comm_data_type", "older"]),
+        ({"zero_optimization": {"stage": 2, "verbose": True}}, ["zero_optimization.verbose", "refuses it"]),
+        ({"fp16": {"enabled": False, "fp16_scale_tolerance": 0.25}}, ["fp16_scale_tolerance", "refuses it"]),
         ({"nebula": {"enabled": True}}, ["nebula", "written by this trainer"]),
         ({"zero_optimization": {"stage": 2, "mics_shard_size": 8}}, ["mics_shard_size", "all ranks"]),
         ({"sparse_attention": {"mode": "dense", "block": 16}}, ["sparse_attention", "it is off"]),
@@ -209,6 +215,7 @@ def test_data_efficiency_is_said_where_it_would_change_the_data_in_deepspeeds_lo
     "config",
     [
         {"comment": "small model"},
+        {"checkpoint-factor": 10000},
         {"checkpointing": {"enabled": True, "save_n_recent_checkpoints": 5}},
         {"micro_batch_size_per_gpu": 4},
         {"checkpoint": {"tag_validation_enabled": True}},
@@ -240,3 +247,56 @@ def test_a_batch_for_other_ranks_keeps_what_each_rank_does(world: int) -> None:
 @pytest.mark.parametrize("kind", ["Lamb", "Adafactor", "LBFGS", "SparseAdam", "MuAdam"])
 def test_an_optimizer_that_is_not_here_has_its_reason(kind: str) -> None:
     assert f'"{kind}" is not supported: it' in refused({"optimizer": {"type": kind}})
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "path", "taken"),
+    [
+        (
+            {"zero_optimization": {"stage": 3, "cpu_offload_params": True}},
+            ["cpu_offload_params", "taken as offload_param"],
+            "zero_optimization.offload_param.device",
+            "cpu",
+        ),
+        (
+            {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
+            ["warmup_num_steps 0", "DeepSpeed makes 2"],
+            "scheduler.params.warmup_num_steps",
+            1,
+        ),
+        (
+            {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3, "warmup_type": "Linear"}}},
+            ['"Linear" is log', "any other word"],
+            "scheduler.params.warmup_type",
+            "log",
+        ),
+    ],
+)
+def test_words_of_older_versions_are_taken_as_deepspeed_takes_them(
+    config: dict[str, Any], words: list[str], path: str, taken: Any
+) -> None:
+    resolved = take(config)
+    (message,) = said(resolved, "word-translated")
+    assert all(word in message for word in words), message
+    found: Any = resolved.config
+    for name in path.split("."):
+        found = found[name]
+    assert found == taken
+    assert "--strict" in refused(config, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"zero_optimization": {"offload_optimizer": {"device": "cpu", "buffer_size": 1}}}, "buffer_size: DeepSpeed"),
+        (
+            {"zero_optimization": {"communication_data_type": "fp32"}},
+            "communication_data_type: DeepSpeed 0.19.8 refuses",
+        ),
+    ],
+)
+def test_a_key_that_deepspeed_refuses_at_its_place_is_not_used_and_its_place_named(
+    config: dict[str, Any], words: str
+) -> None:
+    (message,) = said(take(config), "key-misplaced")
+    assert words in message

@@ -14,9 +14,9 @@ from minimind.config.run import load_run_config
 GPU = Hardware("cuda", fp16=True, bf16=True, name="RTX 3090")
 
 
-def partitioned(world: int = 1, **zero: Any) -> Resolved:
+def partitioned(world: int = 1, strict: bool = False, **zero: Any) -> Resolved:
     config = {"gradient_clipping": 1.0, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, **zero}}
-    return resolve(config, load_run_config(None), world, GPU)
+    return resolve(config, load_run_config(None), world, GPU, strict=strict)
 
 
 def test_stage_3_with_both_offloads_is_taken() -> None:
@@ -43,8 +43,6 @@ def test_auto_is_what_hugging_face_fills_in(prefix: str) -> None:
 @pytest.mark.parametrize(
     ("zero", "word"),
     [
-        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}, "raw copies of its swap files"),
-        ({"offload_param": {"device": "nvme", "nvme_path": "/d"}}, "raw copies of its swap files"),
         ({"zero_hpz_partition_size": 0}, "does not divide"),
     ],
 )
@@ -56,6 +54,8 @@ def test_refusals_are_true_of_stage_3(zero: dict[str, Any], word: str) -> None:
 @pytest.mark.parametrize(
     ("zero", "word"),
     [
+        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/d"}}, "the optimizer's states are kept in CPU memory"),
+        ({"offload_param": {"device": "nvme", "nvme_path": "/d"}}, "the weights are kept in CPU memory"),
         ({"offload_optimizer": {"device": "cpu", "ratio": 0.3}}, "all states are in CPU memory"),
         ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "updated after it"),
         ({"zero_quantized_weights": True}, "8 bits"),
@@ -69,7 +69,9 @@ def test_what_would_only_make_it_rougher_is_dropped_aloud(zero: dict[str, Any], 
     kept = resolved.config["zero_optimization"]
     assert not {"zero_quantized_weights", "zero_quantized_gradients"} & kept.keys()
     assert not {"ratio", "super_offload"} & kept.get("offload_optimizer", {}).keys()
-    assert resolved.offload == ("offload_optimizer" in zero)
+    assert (resolved.offload, resolved.offload_param) == ("offload_optimizer" in zero, "offload_param" in zero)
+    with pytest.raises(UserError, match="--strict"):
+        partitioned(strict=True, **zero)
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -13,8 +13,10 @@ from minimind.config.deepspeed.optimizers import OPTIMIZERS
 from minimind.config.deepspeed.schema import TOP_LEVEL
 from minimind.config.run import RunConfig, load_run_config
 from minimind.config.yaml_names import hugging_face, json_homes
+from minimind.config.yaml_names.frameworks import FRAMEWORKS
 from minimind.config.yaml_names.hugging_face import MEANINGS, OLDER, TABLE
 from minimind.config.yaml_names.optimizers import _TYPES
+from minimind.config.yaml_names.translate import _RENAMED
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "hf_arguments.md"
 
@@ -37,7 +39,7 @@ def test_used_names_are_fields_and_the_others_are_not() -> None:
     fields = set(RunConfig.model_fields)
     assert {name for name, meaning in MEANINGS.items() if meaning.status == "used"} <= fields
     assert not {name for name, meaning in MEANINGS.items() if meaning.status != "used"} & fields
-    assert not TABLE.keys() & OLDER.keys()
+    assert len(MEANINGS) == len(TABLE) + len(OLDER) + len(FRAMEWORKS)
 
 
 @pytest.mark.parametrize("name", [name for name, meaning in MEANINGS.items() if meaning.status == "unused"])
@@ -55,8 +57,19 @@ def yaml_of(value: Any) -> str:
 
 @pytest.mark.parametrize("name", [name for name, meaning in MEANINGS.items() if meaning.status == "refused"])
 def test_what_would_train_differently_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"--set {name}=77: {name}: 77 is not supported"):
-        load_run_config(None, [f"{name}=77"])
+    value = "dpo" if name == "stage" else "77"  # a number is ZeRO's
+    with pytest.raises(UserError, match=f"--set {name}={value}: {name}: .*{value}.* is not supported"):
+        load_run_config(None, [f"{name}={value}"])
+
+
+NOT_RENAMED = [n for n, meaning in FRAMEWORKS.items() if meaning.status == "other" and n not in _RENAMED]
+
+
+@pytest.mark.parametrize("name", NOT_RENAMED)
+def test_the_hint_at_a_name_that_is_another_here_says_ours(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_run_config(None, [f"{name}=3"])
+    assert f'unknown key "{name}": here it is {MEANINGS[name].text}' in str(caught.value)
 
 
 def test_every_optimizer_name_means_one_of_the_linters() -> None:

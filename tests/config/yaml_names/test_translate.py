@@ -51,7 +51,7 @@ def test_a_name_twice_is_a_problem_with_both_places(tmp_path: Path) -> None:
         ("model_name_or_path: ./base", "model_name_or_path", Path("base")),
         ("lr_scheduler_kwargs: {min_lr_rate: 0.2}", "min_lr_ratio", 0.2),
         ("learning_rate: 1e-3\nlr_scheduler_kwargs: {min_lr: 1e-4}", "min_lr_ratio", 0.1),
-        ("lr_scheduler_type: cosine_with_min_lr", "lr_scheduler_type", "cosine"),
+        ("lr_scheduler_type: cosine_with_min_lr\nmin_lr_ratio: 0.3", "lr_scheduler_type", "cosine"),
         ("max_steps: -1", "max_steps", None),
         ("warmup_steps: 0\nwarmup_ratio: 0.1", "warmup_ratio", 0.1),
         ("warmup_steps: 0.1", "warmup_ratio", 0.1),
@@ -64,6 +64,27 @@ def test_a_name_twice_is_a_problem_with_both_places(tmp_path: Path) -> None:
         ("decr_every_n_nan_or_inf: 2", "hysteresis", 2),
         ("clip_norm: 0.5", "max_grad_norm", 0.5),
         ("deepspeed: ds.json", "deepspeed", Path("ds.json")),
+        ("bf16: auto", "bf16", None),
+        ("learning_rate: 1e-3\nlr_scheduler_type: polynomial", "min_lr_ratio", pytest.approx(1e-4)),
+        ("lr_scheduler_type: polynomial\nmin_lr_ratio: 0.2", "min_lr_ratio", 0.2),
+        ("lr_scheduler_type: linear", "min_lr_ratio", 0.0),
+        (
+            "lr_scheduler_type: polynomial\nlearning_rate: 2e-3\nlr_scheduler_kwargs: {lr_end: 1e-4, power: 1.0}",
+            "min_lr_ratio",
+            0.05,
+        ),
+        (
+            "lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: {num_cycles: 1}",
+            "lr_scheduler_type",
+            "cosine",
+        ),
+        ("lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 0.5}", "min_lr_ratio", 0.0),
+        ("base_model: ./base", "model_name_or_path", Path("base")),
+        ("sequence_len: 64", "max_seq_length", 64),
+        ("micro_batch_size: 3", "per_device_train_batch_size", 3),
+        ("num_epochs: 2", "num_train_epochs", 2),
+        ("lr_scheduler: linear", "lr_scheduler_type", "linear"),
+        ("stage: sft\nfinetuning_type: full\nadapter:\nval_size: 0", "max_steps", None),
     ],
 )
 def test_other_names(text: str, name: str, value: Any, tmp_path: Path) -> None:
@@ -86,6 +107,20 @@ def test_a_scale_that_is_no_power_of_two_is_said(tmp_path: Path) -> None:
         ("optim: galore_adamw", "optim: 'galore_adamw' is not here"),
         ("lr_scheduler_kwargs: {num_cycles: 2}", "one of min_lr and min_lr_rate"),
         ("lr_scheduler_kwargs: {min_lr: 1e-5}", "needs learning_rate"),
+        (
+            "learning_rate: 1e-3\nmin_lr_ratio: 0.5\nlr_scheduler_kwargs: {min_lr: 1e-5}",
+            "is min_lr_ratio, which is set in",
+        ),
+        ("lr_scheduler_type: polynomial", "needs learning_rate"),
+        ("lr_scheduler_type: polynomial\nlr_scheduler_kwargs: {power: 2.0}", "the shapes have no others"),
+        ("lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: {num_cycles: 3}", "the shapes have no others"),
+        ("lr_scheduler_type: cosine_with_min_lr", "cosine_with_min_lr needs its end"),
+        ("lr_scheduler_type: reduce_lr_on_plateau", "expected 'cosine', 'wsd', 'cooldown', 'linear' or 'constant'"),
+        ("lr_scheduler_type: inverse_sqrt", "expected 'cosine', 'wsd', 'cooldown', 'linear' or 'constant'"),
+        ("stage: dpo", "launch/sft.py` say what is done"),
+        ("dataset: alpaca_en", "here it is `train_file`"),
+        ("finetuning_type: lora", "without an adapter"),
+        ("val_size: 0.1", "a file of their own: `eval_file`"),
         ("init_scale: many", "expected a loss scale"),
         ("backoff_factor: 0.25", "always halves"),
         ("label_smoothing_factor: 0.1", "plain cross-entropy"),
@@ -100,7 +135,9 @@ def test_what_cannot_be_meant_here(text: str, message: str, tmp_path: Path) -> N
     with pytest.raises(UserError, match=message) as caught:
         load(tmp_path, text)
     assert (
-        "train.yaml:1: " in str(caught.value) or "the run" in str(caught.value) or "train.yaml: " in str(caught.value)
+        any(f"train.yaml:{line}: " in str(caught.value) for line in (1, 2, 3))
+        or "the run" in str(caught.value)
+        or "train.yaml: " in str(caught.value)
     )
 
 
@@ -138,3 +175,76 @@ def test_the_optimizer_of_the_command_line_wins_over_the_jsons(tmp_path: Path) -
     with pytest.raises(UserError, match=r"AdamW in the JSON but optim is SGD in .*train.yaml:1"):
         resolve(json, load(tmp_path, "optim: sgd"), 1, GPU)
     assert resolve(json, load(tmp_path, "optim: adamw_torch"), 1, GPU).optimizer.params["eps"] == 1e-6
+
+
+def test_a_json_is_looked_for_beside_the_yaml_after_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "yamls").mkdir()
+    (tmp_path / "yamls" / "ds.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert load(tmp_path / "yamls", "deepspeed: ds.json").deepspeed == tmp_path / "yamls" / "ds.json"
+    (tmp_path / "ds.json").write_text("{}")
+    assert load(tmp_path / "yamls", "deepspeed: ds.json").deepspeed == Path("ds.json")
+    assert load(tmp_path / "yamls", "seed: 1", "deepspeed=other.json").deepspeed == Path("other.json")
+
+
+# What their readers paste, shortened: every line used, said or refused, and nothing about spelling
+FACTORY = """
+model_name_or_path: ./base
+stage: sft
+do_train: true
+finetuning_type: full
+cutoff_len: 128
+max_samples:
+overwrite_cache: true
+preprocessing_num_workers: 2
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+learning_rate: 1.0e-5
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+template: qwen
+flash_attn: fa2
+"""
+AXOLOTL = """
+base_model: ./base
+sequence_len: 256
+sample_packing: true
+pad_to_sequence_len: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 1
+optimizer: adamw_torch_fused
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+gradient_checkpointing_kwargs: {use_reentrant: false}
+flash_attention: true
+wandb_name:
+warmup_steps: 10
+weight_decay: 0.0
+load_in_8bit: false
+train_on_inputs: false
+"""
+
+
+@pytest.mark.parametrize(("text", "epochs", "row"), [(FACTORY, 3.0, 128), (AXOLOTL, 1.0, 256)])
+def test_a_frameworks_yaml_is_read_whole(text: str, epochs: float, row: int, tmp_path: Path) -> None:
+    run = load(tmp_path, text)
+    assert (run.num_train_epochs, run.max_seq_length, run.lr_scheduler_type, run.min_lr_ratio) == (
+        epochs,
+        row,
+        "cosine",
+        0.0,
+    )
+    assert {finding.code for finding in run.remarks} == {"yaml-unused"}

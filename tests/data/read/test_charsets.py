@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
+from types import SimpleNamespace
 
 import pytest
 
 from minimind.base.errors import UserError
-from minimind.data.read.charsets import decode, find_encoding, to_utf8
+from minimind.data.read.charsets import _few, _guess, decode, find_encoding, to_utf8
 
 CHINESE = "山上的小猫看见了河边的朋友，天气很好。\n" * 20
 MARKS = {
@@ -59,6 +60,15 @@ def test_nul_bytes_are_binary_or_utf16_without_its_mark(nuls: int) -> None:
         find(b"a" * 100 + b"\0" * nuls)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize(
+    "text", ["今天天气很好，我们去玩。\n", "plain text, and more of it\n", "吾輩は猫である。\n", "동해 물과 백두산이\n"]
+)
+def test_a_wide_encoding_without_its_mark_is_named(encoding: str, text: str) -> None:
+    with pytest.raises(UserError, match=f"{encoding.upper()} without its mark; name it with --encoding {encoding}"):
+        find((text * 20).encode(encoding))
+
+
 def test_a_few_nul_bytes_are_not() -> None:
     assert find(b"a" * 100 + b"\0" * 3)[0] == "utf-8"
 
@@ -68,6 +78,34 @@ def test_a_few_foreign_bytes_are_too_few_to_tell() -> None:
     with pytest.raises(UserError, match=r"best guess gb\w+, confidence 1.00 from 20 bytes"):  # sure, of too little
         find(short)
     assert find(short * 2)[0] == "gb18030"
+
+
+CODE = 'fn main() {\n    println!("%s"); // 0x1F `let` <T> ::\n}\n| %s | `--flag` | %d |\n'
+
+
+@pytest.mark.parametrize(
+    ("encoding", "found", "words"),
+    [
+        ("gbk", "gb18030", "输出一行文字变量不可以再次赋值所有权借用与引用的规则"),
+        ("big5", "big5hkscs", "輸出一行文字變數不可以再次賦值所有權借用與引用的規則"),
+    ],
+)
+def test_words_between_code_are_enough(encoding: str, found: str, words: str) -> None:
+    """charset-normalizer takes so much code between them for noise."""
+    text = "".join(CODE % (words[n % 9 : n % 9 + 8], words[n % 7 + 9 : n % 7 + 17], n) for n in range(60))
+    assert find(text.encode(encoding))[0] == found
+
+
+@pytest.mark.parametrize("encoding", ["euc_kr", "euc_jp", "shift_jis", "cp1251", "koi8_r", "cp1252"])
+def test_other_scripts_between_code_are_not_taken_for_chinese(encoding: str) -> None:
+    words = {
+        "euc_kr": "동해물과백두산이마르고닳도록",
+        "cp1251": "Все счастливые семьи",
+        "koi8_r": "Все счастливые семьи",
+    }
+    said = words.get(encoding, "Être où êtes été" if encoding == "cp1252" else "吾輩は猫である名前はまだ無い")
+    with pytest.raises(UserError, match="can't be told"):
+        find("".join(CODE % (said, said[::-1], n) for n in range(60)).encode(encoding))
 
 
 def test_bytes_that_are_not_text_are_named_by_their_place() -> None:
@@ -152,3 +190,45 @@ def test_a_plus_is_not_utf7(raw: bytes) -> None:
 def test_a_codec_that_is_no_encoding_of_files_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="is not an encoding of text files"):
         find(b"abc", asked=name)
+
+
+GOOD, BAD = "海很平静".encode(), b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("bad", "lines", "few"),
+    [
+        ([BAD * 3], [BAD * 3, GOOD, GOOD], True),  # three strays are few in any text ...
+        ([BAD * 4], [BAD * 4, GOOD, GOOD], False),
+        ([BAD * 3], [BAD * 3, GOOD], False),  # ... whose lines are mostly good,
+        ([BAD * 10], [BAD * 10, *[b"a" * 500] * 2], True),  # and so is one in a hundred,
+        ([BAD * 11], [BAD * 11, *[b"a" * 500] * 2], False),
+        ([BAD * 2 + b"a" * 198], [BAD * 2 + b"a" * 198], True),  # in a single line, too
+        ([BAD * 2 + b"a" * 197], [BAD * 2 + b"a" * 197], False),
+    ],
+)
+def test_how_many_strays_are_few(bad: list[bytes], lines: list[bytes], few: bool) -> None:
+    assert _few(bad, lines) is few
+
+
+@pytest.mark.parametrize(
+    ("found", "guess"),
+    [
+        ([], ("unknown", 0.0)),
+        ([("cp1252", 0.0)], ("cp1252", 1.0)),
+        ([("cp1252", 0.05)], ("cp1252", 0.75)),  # against what a text of another encoding comes to at least, 0.2
+        ([("cp1252", 0.05), ("cp1251", 0.1)], ("cp1252", 0.5)),
+        ([("cp1251", 0.1), ("cp1252", 0.1)], ("cp1251", 0.0)),
+        ([("gbk", 0.05), ("gb18030", 0.05), ("big5", 0.1)], ("gbk", 0.5)),  # one of the family is no rival
+        ([("cp1252", 0.3)], ("cp1252", 0.0)),
+        ([("cp1252", 0.0), ("cp1251", 0.0)], ("cp1252", 0.0)),
+    ],
+)
+def test_a_guess_is_as_sure_as_it_is_better_than_the_next(
+    found: list[tuple[str, float]], guess: tuple[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import charset_normalizer
+
+    matches = [SimpleNamespace(encoding=encoding, chaos=chaos) for encoding, chaos in found]
+    monkeypatch.setattr(charset_normalizer, "from_bytes", lambda *_, **__: matches)
+    assert _guess(b"x") == (guess[0], pytest.approx(guess[1]))

@@ -196,7 +196,7 @@ def test_utf8_with_one_bad_line_is_utf8_with_one_bad_line(tmp_path: Path) -> Non
 
 
 def test_utf16_without_a_mark_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="UTF-16 without its mark"):
+    with pytest.raises(UserError, match="UTF-16-LE without its mark; name it with --encoding utf-16-le"):
         list(read_records(write(tmp_path / "a.txt", "hello".encode("utf-16-le"))))
     assert values(tmp_path / "a.txt", encoding="utf-16-le") == ["hello"]
 
@@ -243,6 +243,9 @@ def test_a_truncated_or_damaged_archive_is_named(tmp_path: Path, suffix: str) ->
         (b"\n <HTML>", "HTML page"),
         (b"<?xml version='1.0'?><Error/>", "XML"),
         (b"PK\x03\x04aaaa", "zip archive"),
+        (b"PK\x05\x06" + b"\0" * 18, "zip archive"),
+        (gzip.compress(gzip.compress(b"text")), "an archive within an archive"),
+        (bz2.compress(bz2.compress(b"text")), "an archive within an archive"),
         (b"%PDF-1.7", "PDF"),
         (b"7z\xbc\xaf\x27\x1c", "7z archive"),
         (b"Rar!\x1a\x07\x01\0", "RAR archive"),

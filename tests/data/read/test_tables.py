@@ -88,3 +88,13 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         writer.write_table(rows)
     with pytest.raises(UserError, match="two columns are named text"):
         list(read_records(tmp_path / "a.arrow"))
+
+
+def test_two_columns_of_one_name_matter_only_where_they_are_read(tmp_path: Path) -> None:
+    other = pa.Table.from_arrays([pa.array(["a"]), pa.array([1]), pa.array([2])], ["text", "n", "n"])
+    with ipc.new_stream(str(tmp_path / "a.arrow"), other.schema) as writer:
+        writer.write_table(other)
+    (chunk,) = read_chunks(Source(tmp_path / "a.arrow", "a"), columns=Fields().columns)
+    assert [r.value["text"] for r in chunk.records()] == ["a"]  # type: ignore[index]
+    with pytest.raises(UserError, match="two columns are named n"):
+        list(read_records(tmp_path / "a.arrow"))

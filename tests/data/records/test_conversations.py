@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def called(role: str = "assistant", content: object = "", **more: object) -> dic
 
 CONTEXT, THOUGHT = Turn("assistant", "b", trained=False), Turn("assistant", "<think>\nr\n</think>\n\na")
 TOOL_N = Turn("system", '# Tools\n[{"n": 1}]')
+TALK = used(Q, A)
+TWO_CALLS = "\n".join('<tool_call>\n{"name": "' + name + '", "arguments": {}}\n</tool_call>' for name in "fg")
 CALL = used(Q, Turn("assistant", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'))
 
 
@@ -117,6 +120,69 @@ RULES: list[tuple[str, str, object, object]] = [
     ("tool-calls", "sft", called(tool_calls=[{"arguments": {}}]), "a tool call that names no function"),
     ("tool-calls", "sft", called(tool_calls=[{"name": "f", "arguments": "[1]"}]), "the arguments of 'f' are a list"),
     ("tool-calls", "sft", called(tool_calls=[{"name": "f", "arguments": '{"n": %s}' % ("9" * 5000)}]), "5,000 digits"),
+    ("tool-calls", "sft", called(role="tool_call", content='{"name": "f", "arguments": {"a": 1}}'), CALL),
+    ("tool-calls", "sft", called(role="function_call", content='[{"name": "f", "arguments": "{\\"a\\": 1}"}]'), CALL),
+    (
+        "tool-calls",
+        "sft",
+        called(role="function_call", content='[{"name": "f", "arguments": {}}, {"name": "g", "arguments": "{}"}]'),
+        used(Q, Turn("assistant", TWO_CALLS)),
+    ),
+    (
+        "tool-calls",
+        "sft",
+        called(tool_calls=[{"function": {"name": "f", "arguments": {"a": 1}}, "result": "5"}]),
+        used(*CALL.turns, unread=("result of a turn",)),
+    ),
+    (
+        "tool-calls",
+        "sft",
+        talk(u(), {"role": "tool_call", "content": "{}"}, {"role": "tool_response", "content": "r"}, a()),
+        used(Q, Turn("assistant", "<tool_call>\n{}\n</tool_call>"), Turn("tool", "r"), A),
+    ),
+    ("tools", "sft", talk(u(), a(), tools="[]", functions=[{"n": 1}]), used(TOOL_N, Q, A)),
+    ("tools", "sft", talk(u(), a(), tools=[{"n": 1}], functions=[{"n": 2}]), "the record has tools and functions"),
+    ("tools", "sft", talk({**s(), "tools": "[f]", "functions": "[g]"}, u(), a()), "turn 1 (system) has tools and fun"),
+    ("system-prompt", "sft", {"system_prompt": "s", "question": "q", "response": "a"}, used(SYSTEM, Q, A)),
+    ("system-prompt", "sft", talk(u(), a(), system="", system_prompt="s"), used(SYSTEM, Q, A)),
+    (
+        "system-prompt",
+        "sft",
+        talk(u(), a(), system="s", system_prompt="t"),
+        used(SYSTEM, Q, A, unread=("system_prompt",)),
+    ),
+    ("exchanges", "sft", {"conversation": [{"human": "q", "assistant": "a"}] * 2, "category": ""}, used(Q, A, Q, A)),
+    (
+        "exchanges",
+        "sft",
+        {"conversation": [{"system": "s", "input": "q", "output": "a"}, {"input": "q", "output": "a", "n": 1}]},
+        used(SYSTEM, Q, A, Q, A, unread=("n of a turn",)),
+    ),
+    (
+        "exchanges",
+        "sft",
+        {"conversation": [{"input": "q", "output": "b", "output_with_loss": False}, {"input": "q", "output": "a"}]},
+        used(Q, CONTEXT, Q, A),
+    ),
+    ("exchanges", "sft", {"conversation": [{"input": "q", "output": ""}]}, "item 1 (output) is empty"),
+    ("exchanges", "sft", {"conversation": [{"input": "q", "output": None}]}, "item 1 (output) is null, not a string"),
+    ("exchanges", "sft", {"conversation": [{"x": 1}]}, "turn 1: unknown role null"),
+    (
+        "turns-in-a-string",
+        "sft",
+        {"messages": '[{"role": "user", "content": "q"}, {"role": "gpt", "content": "a"}]'},
+        TALK,
+    ),
+    ("turns-in-a-string", "sft", {"messages": "[{"}, "the list of turns is a string that is"),
+    ("two-senders", "sft", talk({**u(), "from": "gpt"}, a()), "turn 1 is from 'user' and from 'gpt'"),
+    ("two-senders", "sft", talk({**u(), "from": "human"}, a()), TALK),
+    ("reasoning", "sft", talk(u(), {**a(), "reasoning": "r", "reasoning_content": "r"}), used(Q, THOUGHT)),
+    (
+        "reasoning",
+        "sft",
+        talk(u(), {**a(), "reasoning": "t", "reasoning_content": "r", "thinking": {"r": 1}}),
+        used(Q, THOUGHT, unread=("reasoning of a turn", "thinking of a turn")),
+    ),
     ("reasoning", "sft", talk(u(), {**a(), "reasoning_content": "r"}), used(Q, THOUGHT)),
     ("reasoning", "sft", talk({**u(), "reasoning_content": ""}, {**a(), "reasoning_content": ""}), used(Q, A)),
     ("reasoning", "sft", {"question": "q", "reasoning": "r", "answer": "a"}, used(Q, THOUGHT)),
@@ -130,6 +196,8 @@ RULES: list[tuple[str, str, object, object]] = [
     ("weights", "sft", talk(u(), a(), loss_mask=[1]), '"loss_mask" is 1 entries for 2 turns'),
     ("kto", "sft", {"messages": [u(), a()], "label": True}, '"label": KTO data'),
     ("kto", "sft", {"prompt": "q", "completion": "a", "kto_tag": "false"}, '"kto_tag": KTO data'),
+    ("kto", "sft", {"prompt": "q", "completion": "a", "label": 0}, '"label": KTO data'),
+    ("not-read", "sft", {"question": "q", "answer": "a", "label": 0}, used(Q, A, unread=("label",))),
     ("preference", "sft", {"messages": [u(), a()], "rejected_response": "b"}, "preference data"),
     ("media", "sft", {"messages": [u(), a()], "images": ["x.png"]}, '"images": only text can be learned'),
     ("media", "sft", {"query": "q", "response": "a", "videos": ["x"], "images": []}, '"videos": only text'),
@@ -152,6 +220,14 @@ RULES: list[tuple[str, str, object, object]] = [
     ("context", "sft", {"prompt": "q", "input": "c", "output": "a"}, used(Turn("user", "q\nc"), A)),
     ("context", "sft", {"question": "q", "context": {"c": 1}, "answer": "a"}, '"context" is an object, not a string'),
     ("not-read", "sft", {"question": "q", "answer": "a", "id": 3, "tag": ""}, used(Q, A, unread=("id",))),
+    ("not-read", "sft", talk({**u(), "train": True}, a()), used(Q, A, unread=("train of a turn",))),
+    ("not-read", "sft", talk({**u(), "weight": 0.0}, {**a(), "value": "b"}), used(Q, A, unread=("value of a turn",))),
+    (
+        "history",
+        "sft",
+        {"query": "q", "response": "a", "history": [u(), {**a(), "score": 1}]},
+        used(Q, A, Q, A, unread=("score of a turn",)),
+    ),
     (
         "not-read",
         "sft",
@@ -220,6 +296,7 @@ def test_the_documented_rules_are_the_tested_ones() -> None:
         ({"inputs": "q", "targets": "a"}, "qa"),
         ({"prompt": [u()], "completion": [a()]}, "qa"),
         ({"prompt": [u()], "completion": "a"}, "qa"),
+        ({"q": "q", "a": "a", "history": "[]"}, "qa"),
     ],
 )
 def test_formats_are_recognised_and_give_the_same_conversation(record: object, name: str) -> None:
@@ -244,6 +321,8 @@ def test_reasoning_is_left_out_and_counted_when_dropped() -> None:
     assert to_document(talk(u(), a("<think>\nr\n</think>\n\na")), "sft", drop) == used(Q, A, dropped=1)
     assert to_document(talk(u(), a("<think>\n\n</think>\n\na")), "sft", drop) == used(Q, A)
     assert to_document({"question": "q", "thinking": "r", "answer": "a"}, "sft", drop) == used(Q, A, dropped=1)
+    history = [u(), {**a(), "reasoning_content": "r"}]
+    assert to_document({"query": "q", "response": "a", "history": history}, "sft", drop) == used(Q, A, Q, A, dropped=1)
 
 
 def test_an_input_beside_a_text_is_no_question() -> None:
@@ -317,3 +396,22 @@ def test_a_null_field_of_a_parquet_row_is_no_field() -> None:
     empty = {"role": None, "content": None, "from": None, "value": None}
     turns = [{**empty, "from": "human", "value": "q"}, {**empty, "role": "assistant", "content": "a"}]
     assert to_document({"conversations": turns}, "sft", Fields()) == used(Q, A)
+
+
+QUESTIONS, ANSWERS = ("question", "prompt", "query"), ("answer", "response", "completion", "output", "solution")
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_pair_of_words_is_a_question_and_its_answer(question: str, answer: str) -> None:
+    assert detect_format({question: "q", answer: "a"}, "sft", Fields()) == "qa"
+    assert to_document({question: "q", answer: "a"}, "sft", Fields()) == used(Q, A)
+    for lone in ({question: "q"}, {answer: "a"}):
+        with pytest.raises(BadRecord):
+            to_document(lone, "sft", Fields())
+
+
+def test_of_several_answers_the_first_that_is_not_null_counts() -> None:
+    for first, second in itertools.permutations(ANSWERS, 2):
+        record = {"question": "q", first: None, second: "a"}
+        assert to_document(record, "sft", Fields()).turns == [Q, A]  # type: ignore[union-attr]

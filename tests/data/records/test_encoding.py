@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minimind.data.read.sources import Chunk, Record
-from minimind.data.records.encoding import Encoded, Options, encode_chunk
+from minimind.data.records.encoding import Encoded, Options, encode_chunk, excerpt_of, only_marks
 from minimind.data.records.options import ReadingOptions
 from minimind.text.chat import Turn, render
 from minimind.text.tokenizer import Tokenizer
@@ -147,3 +147,28 @@ def test_what_a_foreign_template_leaves_out_is_counted_or_refused(tmp_path: Path
     (reject,) = refused.rejects
     assert str(reject).startswith("f:1: the chat template") and not reject.too_long
     assert refused.counts.used == 1
+
+
+def test_what_holds_marks_only_is_kept_for_the_quarantine_file() -> None:
+    reject = only_marks("f.jsonl", 3, "<s></s>" * 999)
+    assert (reject.file, reject.line, reject.reason) == ("f.jsonl", 3, "only special tokens, no text")
+    assert ("<s></s>" * 999).startswith(reject.excerpt) and 20 <= len(reject.excerpt) <= 2000
+
+
+@pytest.mark.parametrize(
+    ("value", "excerpt"),
+    [
+        ("plain", "plain"),
+        (7, "7 "),
+        ({"a": [1, {"b": "c"}], "d": None}, "a:  1 b:  c d:  None "),
+        ([[["x"]], "y"], "x y "),
+        ({}, ""),
+    ],
+)
+def test_an_excerpt_spells_every_part_in_its_order(value: object, excerpt: str) -> None:
+    assert excerpt_of(Record(value, "f.jsonl", 1)) == excerpt
+
+
+def test_an_excerpt_of_something_huge_is_short() -> None:
+    whole = excerpt_of(Record({"a": ["b" * 10**7] * 3, "c": "d"}, "f.jsonl", 1))
+    assert whole.startswith("a:  bbb") and len(whole) <= 2000 and "d" not in whole

@@ -134,3 +134,13 @@ def test_shuffling_is_even() -> None:
     counts = np.array([np.bincount(places[:, i], minlength=10) for i in range(10)])
     assert counts.min() > 140
     assert counts.max() < 260
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_pieces_of_equal_length_come_in_the_seeds_order(seed: int) -> None:
+    """Whatever sorts them: a sort that is not stable may come to another order on another processor."""
+    lengths = np.tile([7, 5, 6, 4], 750)  # no two in a row of 7; numpy's short sorts are stable by themselves
+    packed = pack(lengths, 7, seed)
+    places = np.argsort(shuffled(len(lengths), seed, 1))  # of the first row, the second, ...
+    expected = sorted(shuffled(len(lengths), seed).tolist(), key=lambda document: -lengths[document])
+    assert packed.document[places].tolist() == expected

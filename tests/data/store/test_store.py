@@ -249,3 +249,12 @@ def test_another_format_version(tmp_path: Path) -> None:
 def test_a_store_can_be_moved(tmp_path: Path) -> None:
     shutil.move(write(tmp_path / "store"), tmp_path / "elsewhere")
     assert TokenStore.open(str(tmp_path / "elsewhere")).source(1) == ("b.jsonl", 11)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_store_knows_what_its_writer_was_told(kind: module.Kind, tmp_path: Path) -> None:
+    store = TokenStore.open(write(tmp_path / "store", 4, kind))
+    assert (store.path, store.kind, store.vocab_size) == (tmp_path / "store", kind, 100)
+    assert (len(store), store.num_tokens, store.num_bytes) == (4, 2 + 3 + 4 + 5, 3 * (0 + 1 + 2 + 3))
+    assert store.num_trainable == 1 + 2 + 3 + 4
+    assert store.tokens.dtype == np.uint16 and (store.trainable_mask is not None) == (kind == "sft")

@@ -83,3 +83,27 @@ def test_what_is_wrong_with_a_record_is_said(value: object, reason: str) -> None
     assert isinstance(found, Reject)
     assert str(found).startswith("set.jsonl:3: ")
     assert reason in str(found)
+
+
+FORMATS = [
+    {"question": "Q", "choices": ["a", "b"], "answer": 0, "subject": "law"},
+    {"question": "Q", **EXAM, "answer": "C"},
+    {"Question": "Q", **EXAM, "Answer": "C"},
+    {**ARC, "answerKey": "2"},
+    {**SWAG, "endings": ["a", "b"]},
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "field"), [(row, field) for row in FORMATS for field in row if field not in ("id", "ind")]
+)
+def test_whatever_field_is_wrong_is_named(row: dict[str, object], field: str) -> None:
+    assert isinstance(question_of(Record(row, "set.jsonl", 3)), Question)
+    found = question_of(Record({**row, field: 3.5}, "set.jsonl", 3, element=2))
+    assert isinstance(found, Reject) and field in found.reason
+    assert (found.file, found.line, found.element) == ("set.jsonl", 3, 2) and "3.5" in found.excerpt
+
+
+def test_what_could_not_be_read_stays_as_its_reader_put_it() -> None:
+    broken = Record(None, "set.jsonl", 3, "not JSON", "{x", 2)
+    assert question_of(broken) == Reject("set.jsonl", 3, "not JSON", "{x", element=2)

@@ -218,6 +218,7 @@ def test_a_key_is_asked_for_under_v1_only(model: Transformer, tokenizer: Tokeniz
             running.client.post(CHAT, json=HELLO, headers=given),
         ):
             assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert response.headers["www-authenticate"] == "Bearer"
     right = {"authorization": "Bearer sécret".encode()}
     assert running.client.get("/v1/models", headers=right).status_code == 200
     assert running.client.get("/health").json() == {"status": "ok"}

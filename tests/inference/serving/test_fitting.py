@@ -10,7 +10,7 @@ from minimind.text.tokenizer import Tokenizer
 pytest.importorskip("starlette")
 
 from minimind.inference.serving.errors import ApiError
-from minimind.inference.serving.fitting import Fitting
+from minimind.inference.serving.fitting import Fitting, _first
 from tests.inference.running import CHAT, HELLO, Running
 
 SYSTEM = Turn("system", "be brief")
@@ -66,3 +66,11 @@ def test_the_client_is_told_what_was_dropped(api: Running) -> None:
     assert events[0]["dropped_messages"] > 0
     running.close()
     assert api.post(CHAT, messages=messages, max_tokens=10).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("roles", "first"), [("s", 0), ("su", 1), ("u", 0), ("ua", 0), ("uau", 0), ("suau", 1), ("us", 0)]
+)
+def test_a_system_message_stays_before_what_is_left_out(roles: str, first: int) -> None:
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    assert _first([Turn(names[role], "x") for role in roles]) == first  # type: ignore[arg-type]

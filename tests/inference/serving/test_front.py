@@ -15,11 +15,11 @@ pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
 from minimind.inference.serving import front  # noqa: E402
-from minimind.inference.serving.front import LOCAL, MAX_BODY, MAX_VALUES, Front, Hosts  # noqa: E402
+from minimind.inference.serving.front import LOCAL, MAX_BODY, MAX_VALUES, Front, Hosts, Upload  # noqa: E402
 from minimind.model.transformer import Transformer  # noqa: E402
 from minimind.text.tokenizer import Tokenizer  # noqa: E402
 from tests.inference.running import CHAT, COMPLETIONS, HELLO, Running, Speech  # noqa: E402
-from tests.waiting import wait_for  # noqa: E402
+from tests.waiting import PATIENCE, wait_for  # noqa: E402
 
 JSON = {"content-type": "application/json"}
 
@@ -196,7 +196,7 @@ def test_a_refused_upload_gets_its_answer(keyed: Running) -> None:
 def test_a_body_that_stalls_is_given_up(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "BODY_SECONDS", 0.2)
     monkeypatch.setattr(front, "LINGER_SECONDS", 0.2)
-    with socket.create_connection(("127.0.0.1", api.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", api.port), timeout=PATIENCE) as connection:
         connection.sendall(
             f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             "Content-Length: 100\r\nConnection: close\r\n\r\n{".encode()
@@ -214,7 +214,7 @@ def test_requests_that_wait_are_counted_and_leave_the_health_check_alone(
         f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n{body}"
     ).encode()
-    connections = [socket.create_connection(("127.0.0.1", api.port), timeout=60) for _ in range(2)]
+    connections = [socket.create_connection(("127.0.0.1", api.port), timeout=PATIENCE) for _ in range(2)]
     for connection in connections:
         connection.sendall(request)
     wait_for(lambda: api.app._requests == 2)
@@ -236,18 +236,18 @@ def test_health_is_answered_while_large_prompts_are_tokenized(
 
     def slow(*_: Any) -> list[int]:
         started.set()
-        assert release.wait(60)
+        assert release.wait(PATIENCE)
         return [1] * 200
 
     monkeypatch.setattr("minimind.inference.serving.fitting.prompt_ids", slow)
     threads = [threading.Thread(target=lambda: api.post(CHAT, **HELLO)) for _ in range(45)]
     for thread in threads:
         thread.start()
-    assert started.wait(60)
-    assert httpx.get(f"http://127.0.0.1:{api.port}/health", timeout=60).json() == {"status": "ok"}
+    assert started.wait(PATIENCE)
+    assert httpx.get(f"http://127.0.0.1:{api.port}/health", timeout=PATIENCE).json() == {"status": "ok"}
     release.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
 
 
 def test_a_prompt_that_cannot_fit_is_not_tokenized(
@@ -276,3 +276,18 @@ def test_a_websocket_is_closed() -> None:
 
     asyncio.run(Front(Engine(), None)({"type": "websocket"}, None, send))  # type: ignore[arg-type]
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_all_of_a_refused_body_is_taken(parts: int) -> None:
+    """Also where nothing of it has been read yet."""
+    messages: list[Any] = [{"type": "http.request", "body": b"x", "more_body": True}] * (parts - 1)
+    messages += [{"type": "http.request", "body": b"x"}]  # as ASGI has it, no word of more means none
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    upload = Upload(receive)
+    assert not upload.ended
+    asyncio.run(upload.drain())
+    assert upload.ended and not messages

@@ -20,7 +20,7 @@ httpx = pytest.importorskip("httpx")
 
 from minimind.inference.server import listen  # noqa: E402
 from minimind.inference.serving import listener  # noqa: E402
-from minimind.inference.serving.listener import LOG_LINES, LOG_SECONDS, FewLines, make_server  # noqa: E402
+from minimind.inference.serving.listener import LOG_LINES, LOG_SECONDS, FewLines, log_few_lines, make_server  # noqa: E402
 from minimind.model.transformer import Transformer  # noqa: E402
 from minimind.text.tokenizer import Tokenizer  # noqa: E402
 from tests.inference.running import CHAT, Running  # noqa: E402
@@ -95,9 +95,9 @@ def test_a_reader_that_stops_is_left() -> None:
     thread.start()
     with connect(port) as connection:
         connection.sendall(GET + b"\r\n")
-        assert left.wait(60)
+        assert left.wait(PATIENCE)
     server.should_exit = True
-    thread.join(60)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -150,3 +150,17 @@ def test_a_few_lines_of_a_kind_are_logged() -> None:
     now[0] = LOG_SECONDS
     last = record(1)
     assert few.filter(last) and last.getMessage() == f"bad x ({100 - LOG_LINES} more like it before)"
+
+
+def test_the_logs_of_the_server_are_apart_from_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    others, names = list(logging.getLogger().handlers), ("uvicorn", "asyncio")
+    for name in names:  # put back at the end
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    log_few_lines()
+    assert logging.getLogger().handlers == others
+    for name in names:
+        logger = logging.getLogger(name)
+        (handler,) = logger.handlers
+        assert any(isinstance(each, FewLines) for each in handler.filters) and not logger.propagate
+        assert logger.level == handler.level == logging.WARNING

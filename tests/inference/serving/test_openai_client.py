@@ -46,8 +46,9 @@ def client(api: Running) -> Iterator[openai.OpenAI]:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").id == "tiny"
+    (listed,) = client.models.list()
+    assert listed == client.models.retrieve("tiny")
+    assert (listed.id, listed.object, listed.owned_by) == ("tiny", "model", "minimind") and listed.created > 0
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.models.retrieve("gpt")
 
@@ -88,6 +89,7 @@ def test_streams(client: openai.OpenAI) -> None:
     texts, counts = ["", ""], None
     for chunk in client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **how):
         counts = chunk.usage or counts
+        assert chunk.object == "chat.completion.chunk"
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == [choice.message.content for choice in whole.choices]
@@ -157,3 +159,19 @@ def test_an_echo_is_streamed_first(api: Running, tokenizer: Tokenizer) -> None:
 
 def test_bytes_that_are_no_character_are_shown_as_openai_shows_them() -> None:
     assert shown("河".encode()) == "河" and shown("河".encode()[:2]) == "bytes:\\xe6\\xb2"
+
+
+def test_probabilities_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:
+    how: Any = {"model": "tiny", "prompt": "hello 你好", "max_tokens": 12, "logprobs": 1, "seed": 3}
+    (whole,) = client.completions.create(**how).choices
+    chunks = list(client.completions.create(stream=True, **how))
+    assert {chunk.object for chunk in chunks} == {"text_completion"}
+    pieces = [choice for chunk in chunks for choice in chunk.choices]
+    for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
+        parts = [getattr(piece.logprobs, name) for piece in pieces if piece.logprobs is not None]
+        assert [value for part in parts for value in part] == getattr(whole.logprobs, name), name
+
+
+def test_a_token_that_there_is_none_of_is_the_requests_fault(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="there is no token 99999, the vocabulary has"):
+        client.completions.create(model="tiny", prompt=[1, 99999], max_tokens=1)

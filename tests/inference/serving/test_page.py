@@ -300,3 +300,13 @@ def fits(page: Page, css: str) -> None:
             .map(n => n.outerHTML.slice(0, 80)).concat(
             document.documentElement.scrollWidth > innerWidth ? ['the page'] : []);"""
     assert page.run(script, css) == []
+
+
+def test_every_file_forbids_what_a_browser_would_guess_or_keep(api: Running) -> None:
+    wanted = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "cache-control": "no-cache"}
+    assert page_paths()[0] == "/" and len(page_paths()) == len(list(FILES.iterdir()))
+    for path in page_paths():
+        response = api.client.get(path)
+        assert {name: response.headers[name] for name in wanted} == wanted
+        kind = {"css": "text/css", "js": "text/javascript"}.get(path.rpartition(".")[2], "text/html")
+        assert response.headers["content-type"].startswith(kind)

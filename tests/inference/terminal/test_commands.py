@@ -85,3 +85,8 @@ def test_a_file_that_cannot_be_written(talk: Talk, name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("word", ["exit", "quit", "q"])
 def test_exit_ends(talk: Talk, word: str) -> None:
     assert run_command(f"/{word}", talk).ends
+
+
+def test_help_has_an_argument_and_a_sentence_for_each() -> None:
+    assert {command.argument for command in COMMANDS.values()} == {"", "X", "N", "TEXT", "FILE"}
+    assert all(len(command.help) > 2 and callable(command.act) for command in COMMANDS.values())

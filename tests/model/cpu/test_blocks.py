@@ -9,6 +9,7 @@ from torch import Tensor
 
 from minimind.model import attention
 from minimind.model.cpu.blocks import QueryBlocks, make_blocks
+from minimind.model.ops import linear
 
 LENGTHS = {
     "one": [48],
@@ -98,3 +99,27 @@ def test_chosen_for_bf16_that_this_processor_multiplies(monkeypatch: pytest.Monk
     assert isinstance(attention.plan(ids, dtype=torch.float32), attention.Runs)
     monkeypatch.setattr(attention, "cpu_has_fast", lambda dtype: False)
     assert isinstance(attention.plan(ids, dtype=torch.bfloat16), attention.Runs)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values())
+def test_the_projection_after_it_is_the_same_to_the_bit(lengths: list[int]) -> None:
+    """Its gradients too, though the layer's input is not kept but computed again."""
+    plan = QueryBlocks(make_blocks(lengths, 16))
+    weight = torch.randn(24, 32, generator=torch.Generator().manual_seed(2)).bfloat16().requires_grad_()
+    found = []
+    for apart in (True, False):
+        q, k, v = inputs(sum(lengths))
+        out = linear(plan.attend(q, k, v).flatten(2), weight) if apart else plan.project(q, k, v, weight)
+        upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+        found.append([out, *torch.autograd.grad(out, (q, k, v, weight), upstream)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_training_pass_keeps_no_output_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "through_fp32", lambda _: False)  # as on a processor that multiplies bf16
+    kept: list[tuple[int, ...]] = []
+    plan, (q, k, v) = QueryBlocks(make_blocks([48])), inputs(48)
+    weight = torch.zeros(24, 32, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
+        attention.project(plan, q, k, v, weight)
+    assert sorted(kept) == sorted([(48, 4, 8), (48, 2, 8), (48, 2, 8), (24, 32)])

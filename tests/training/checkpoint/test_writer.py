@@ -17,8 +17,17 @@ import pytest
 from minimind.training.checkpoint import directory as checkpoints
 from minimind.training.checkpoint import snapshot, space
 from minimind.training.checkpoint import writer as saver
-from minimind.training.checkpoint.directory import BEST, LATEST, all_checkpoints, pointed, problem, resolve_resume
-from tests.support import FakeEngine, fake_saver, run_ranks, save_steps
+from minimind.training.checkpoint.directory import (
+    BEST,
+    LATEST,
+    Checkpoint,
+    all_checkpoints,
+    pointed,
+    problem,
+    resolve_resume,
+)
+from minimind.training.checkpoint.writer import Saver
+from tests.support import FakeEngine, OneRank, fake_saver, run_ranks, save_steps
 from tests.waiting import PATIENCE, wait_for
 
 open_file = snapshot.open_file
@@ -225,11 +234,29 @@ def test_after_a_rollback_the_new_engine_is_saved_and_its_checkpoint_spared(tmp_
     first, engine = tmp_path / "checkpoints" / "step-00000001", FakeEngine()
     taken: list[dict[str, Any]] = []
     engine.snapshot = lambda state: taken.append(state) or FakeEngine().snapshot(state)  # type: ignore[method-assign, func-returns-value]
-    ours = fake_saver(tmp_path, keep=1)
-    ours.follow(engine, first)
+    told: list[int | None] = []  # which checkpoint is the last complete one
+    ours = Saver(FakeEngine(), OneRank(), tmp_path, 1, set(), complete=lambda last: told.append(last and last.step))
+    ours.follow(engine, Checkpoint(first, 1))
     ours.save(3, {"step": 3}, {})
     assert ours.finish() and steps(tmp_path) == [3, 1] and taken == [{"step": 3}]
     ours.follow(engine, None)  # back to the beginning
+    assert told == [1, 3, None]
+
+
+def test_the_first_rank_is_told_of_a_checkpoint_before_any_other_hears_of_it(tmp_path: Path) -> None:
+    """What it knows is what all hosts are told when a rank is lost."""
+    happened: list[str] = []
+
+    class First(OneRank):
+        def first_does(self, work: Callable[[], Any]) -> Any:
+            result = work()
+            happened.append("the others go on")
+            return result
+
+    ours = Saver(FakeEngine(), First(), tmp_path, 1, set(), complete=lambda last: happened.append("told"))
+    ours.save(1, {}, {})
+    assert ours.finish()
+    assert happened[happened.index("told") + 1] == "the others go on" and happened.count("told") == 1
 
 
 def test_what_a_save_is_told_to_need_is_spared_by_that_save(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ OF_STAGE_3 = {
 }
 _STAGE_3 = "has an effect at stage 3 only, and there only on speed and memory"
 _WATCHES = "watches or logs"
-_DISK = "of a disk, which is refused"
+_DISK = "of a disk, in whose place CPU memory is used"
 # Each reason is believed by nobody: test_applied_update.py sets all of these keys at once, and nothing may change
 INERT: dict[str, str] = {
     **dict.fromkeys(
@@ -235,7 +235,7 @@ INERT: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("sequence_parallel_size", "seq_parallel_communication_data_type", "use_data_before_expert_parallelism"),
-        "of parallel forms that are refused",
+        "of parallel forms that are not used: test_batch.py counts the rows",
     ),
     "scheduler": "the rate of a step: test_engine.py and test_deepspeed_config.py follow it",
     "optimizer.legacy_fusion": "of an optimizer that DeepSpeed would make; ours is handed to it",

@@ -99,8 +99,9 @@ class Difference:
 
 
 def runs(layout: Layout, world: int) -> Iterator[Run]:
-    """How a layout is tried: clipping and accumulation in every combination; on two ranks, and at stage 3, in
-    half of them, AdamW in one half and Adam in the other. With switches once, with everything that an update has."""
+    """How a layout is tried: clipping and accumulation in every combination by AdamW and Muon; by others, on two ranks,
+    and at stage 3 in half of them, AdamW in one half and Adam in the other. With switches once, with everything that an
+    update has."""
     params = {name.split(".")[-1]: value for name, value in layout.switches if "params" in name}
     own = {name: float(params.pop(name)) for name in ("momentum", "muon_lr", "adam_lr") if name in params}
     others = tuple(
@@ -112,9 +113,8 @@ def runs(layout: Layout, world: int) -> Iterator[Run]:
         if layout.switches or (layout.optimizer in TORCHS and world == 1):  # one line of torch's each
             yield replace(run, accumulation=2, steps=2)
             return
-        if (world == 1 and layout.stage < 3) or (clips == (accumulation == 3)) == (
-            layout.optimizer in ("AdamW", "Lion")
-        ):
+        all_four = world == 1 and layout.stage < 3 and layout.optimizer in ("AdamW", "Muon")
+        if all_four or (clips == (accumulation == 3)) == (layout.optimizer in ("AdamW", "Lion")):
             yield run
 
 
@@ -200,8 +200,9 @@ def wrong(differences: Sequence[Difference]) -> str:
 def test_one_rank_applies_plain_pytorchs_update(precision: str) -> None:
     chosen = [(layout, config) for layout, config in bases().items() if layout.precision == precision]
     found = try_out_all(chosen, 1)
-    every = {True: 2, False: 4}  # of clipping and accumulation, at stage 3 and below
-    assert len(found) == sum(1 if each.optimizer in TORCHS else every[each.stage == 3] for each, _ in chosen)
+    halves = [each for each, _ in chosen if each.stage == 3 or each.optimizer not in ("AdamW", "Muon")]
+    alone = sum(each.optimizer in TORCHS for each in halves)  # of the four of clipping and accumulation, one, or two
+    assert len(found) == 4 * len(chosen) - 2 * len(halves) - alone
     assert len(chosen) > 30 and {layout.stage for layout, _ in chosen} >= {1, 2, 3}
     assert not wrong(found)
 
@@ -212,6 +213,7 @@ def test_two_ranks_apply_plain_pytorchs_update() -> None:
     every = {**bases(), **switched(bases())}
     chosen = {layout: config for layout, config in every.items() if not _is_long(layout)}
     assert {layout.stage for layout in chosen if layout.switches} == {0, 1, 2, 3}
+    assert {layout.optimizer for layout in chosen if layout.offload} >= {"AdamW", "Adam", "SGD", "Lion", "Muon"}
     found, _ = run_ranks(2, try_out_all, list(chosen.items()), 2)
     assert len(found) >= len(chosen)
     assert not wrong(found)
@@ -220,11 +222,12 @@ def test_two_ranks_apply_plain_pytorchs_update() -> None:
 def _is_long(layout: Layout) -> bool:
     """What two ranks leave to the soak test, because it is minutes: stage 3 sends much, and most of its switches are of
     speed; of torch's own optimizers, which see one element at a time, SGD stands for all, and with offload, where every
-    optimizer gets the same flat tensors as without, Adam for all (one rank tries each)."""
+    optimizer gets the same flat tensors as without, Adam for all, and a sample of the others (one rank tries each)."""
     if layout.optimizer in TORCHS and layout.optimizer != "SGD":
         return True
     if layout.offload and layout.optimizer not in ("AdamW", "Adam"):
-        return True
+        here = (layout.precision, layout.stage, layout.accumulation)
+        return here not in (("bf16", 2, "fp32"), ("fp32", 3, "fp32")) or bool(layout.switches)
     return layout.stage == 3 and bool(layout.switches) and (layout.precision != "fp32" or layout.offload)
 
 

@@ -30,7 +30,8 @@ def test_measured_optimizer_states_equal_the_table(kind: str) -> None:
         pytest.importorskip("bitsandbytes")
     spec = OptimizerSpec(kind, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.0})
     model = ModelConfig.preset("tiny", vocab_size=1000)
-    assert measure_state_bytes(spec, model) == pytest.approx(table_state_bytes(spec, model), rel=0.05)
+    room = 0.05 if kind == "AdamW8bit" else 1e-3  # its small tensors stay in fp32
+    assert measure_state_bytes(spec, model) == pytest.approx(table_state_bytes(spec, model), rel=room)
 
 
 def test_speed_is_that_of_a_few_rows_on_a_cpu_and_the_budget_ends_it_after_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_stays_in_the_band_and_hits_the_peak(kind: str, warmup: int, total: int)
     assert factors[:warmup] == [(n + 1) / warmup for n in range(warmup)]
 
 
-@pytest.mark.parametrize("kind", ["cosine", "wsd", "linear"])
+@pytest.mark.parametrize("kind", ["cosine", "wsd", "cooldown", "linear"])
 @pytest.mark.parametrize("min_ratio", [0.0, 0.1])
 def test_last_step_is_the_minimum_and_stays_there(kind: str, min_ratio: float) -> None:
     schedule = Schedule(kind, 100, 5, min_ratio)
@@ -44,6 +44,12 @@ def test_wsd_is_flat_for_four_fifths_then_falls_as_one_minus_sqrt() -> None:
     assert schedule.factor(85) == pytest.approx(1 - math.sqrt(0.25))
 
 
+def test_cooldown_is_flat_for_three_tenths_then_falls_linearly() -> None:
+    schedule = Schedule("cooldown", 101, 0, 0.0)
+    assert [schedule.factor(step) for step in (0, 30)] == [1.0, 1.0]
+    assert [schedule.factor(step) for step in (65, 93, 100)] == pytest.approx([0.5, 0.1, 0.0])
+
+
 def test_one_step_run() -> None:
     assert Schedule("cosine", 1, 0, 0.1).factor(0) == 1.0
     assert Schedule("cosine", 1, 1, 0.1).factor(0) == 1.0
@@ -62,3 +68,22 @@ def test_applier_sets_each_group_from_its_own_peak_and_new_peaks_win_on_resume()
     resumed = build(2.0)
     resumed.load_state_dict(first.state_dict())
     assert resumed.get_last_lr() == pytest.approx([1.0, 10.0])
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_resumed_schedule_goes_on_as_if_never_interrupted(kind: str) -> None:
+    def build() -> ScheduleApplier:
+        return ScheduleApplier(torch.optim.SGD([torch.zeros(1)], lr=1.0), Schedule(kind, 20, 3, 0.1).factor)
+
+    def rates(applier: ScheduleApplier, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            found += applier.get_last_lr()
+            applier.step()
+        return found
+
+    whole, first, second = build(), build(), build()
+    expected = rates(whole, 20)
+    assert rates(first, 8) == expected[:8]
+    second.load_state_dict(first.state_dict())
+    assert rates(second, 12) == expected[8:]

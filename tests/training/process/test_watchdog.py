@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from minimind.base.command_lines import NextLines
 from minimind.base.errors import UserError
 from minimind.base.launcher import free_port
 from minimind.config.run import load_run_config
@@ -299,11 +300,12 @@ def test_a_hang_in_one_process_ends_it_although_the_main_thread_hears_nothing(tm
     code = (
         "import ctypes, sys\n"
         "from pathlib import Path\n"
+        "from minimind.base.command_lines import NextLines\n"
         "from minimind.training.process.signals import StopRequest\n"
         "from minimind.training.process.watchdog import STEP, Watchdog\n"
         "from minimind.config.watchdog import WatchdogConfig\n"
         "dog = Watchdog()\n"
-        f"dog.start(WatchdogConfig(limit=0.5), Path({str(tmp_path)!r}), 0, StopRequest(), 'with: it')\n"
+        f"dog.start(WatchdogConfig(limit=0.5), Path({str(tmp_path)!r}), 0, StopRequest(), NextLines('', 'with: it'))\n"
         "dog.beat(STEP, 7)\n"
         "ctypes.CDLL(None).sleep(600)\n"
     )
@@ -318,7 +320,7 @@ def test_a_watchdog_that_is_off_or_not_started_does_nothing(tmp_path: Path) -> N
     before = threading.active_count()
     with Watchdog() as watchdog:
         stop: Any = SimpleNamespace(hear=lambda *_: pytest.fail("nothing to hear"))
-        watchdog.start(WatchdogConfig(enabled=False), tmp_path, 0, stop, "")
+        watchdog.start(WatchdogConfig(enabled=False), tmp_path, 0, stop, NextLines("", ""))
         watchdog.beat(STEP, 3)
         watchdog.rest()
         assert threading.active_count() == before

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +12,6 @@ import pytest
 import torch
 
 from minimind.base.errors import UserError
-from minimind.base.launcher import free_port
 from minimind.commands.models import samples_of_step
 from minimind.inference.generation import load_model
 from minimind.text.tokenizer import Tokenizer
@@ -23,12 +19,13 @@ from minimind.training.checkpoint.directory import all_checkpoints, point
 from minimind.training.engine.engine import Engine
 from minimind.training.health.trouble import Trouble
 from minimind.training.run import loop
+from minimind.training.run.arguments import parse
+from minimind.training.run.main import run
 from minimind.training.run.rescue import go_back
-from tests.support import DS_CONFIGS, save_steps
-from tests.training.injections import POISON, dynamic_only, fp16_only, overflowing, poisoned, spiking
+from tests.support import DS_CONFIGS, run_ranks, save_steps
+from tests.training.injections import POISON, dynamic_only, fp16_only, illness, overflowing, poisoned, spiking
 from tests.training.run.test_main import SMALL, curve, launch, records
 from tests.training.run.test_main import _one_rank_with_its_signals as _signals  # noqa: F401 (an autouse fixture)
-from tests.waiting import PATIENCE
 
 QUICK = [
     word
@@ -240,21 +237,29 @@ def test_a_new_run_sets_an_earlier_one_aside(files: dict[str, Path], tmp_path: P
     assert "earlier-run" in codes
 
 
-@pytest.mark.parametrize("illness", ["poison", "overflow", "spike"])
-def test_under_the_launcher_on_two_ranks(illness: str, poison: tuple[dict[str, Path], int], tmp_path: Path) -> None:
+ILLNESSES = {  # how many steps, the JSON, and the rungs that heal it
+    "poison": ("10", "fp32.json", ["skip"]),
+    "overflow": ("20", "fp16.json", ["rollback", "fixed-scale", "fp32"]),
+    "spike": ("70", "fp32.json", ["rollback"]),
+}
+
+
+def fall_ill(files: dict[str, Path], token: int, directory: Path) -> list[int]:
+    """On one of two ranks: a run for each illness, all in one pair of processes; the exit codes."""
+    codes = []
+    for name, (steps, config, _) in ILLNESSES.items():
+        words = ["--deepspeed_config", str(DS_CONFIGS / config), "--output-dir", str(directory / name)]
+        words += ["--emulate-fp16", "--train-file", str(files["pretrain"]), "--tokenizer", str(files["tokenizer"])]
+        words += ["--max-steps", steps, *SMALL, *QUICK, "--set", "health.spike_steps=64"]
+        words += ["--set", "heartbeat={enabled: false}"]  # which takes a run that has ended for its processes' end
+        with pytest.MonkeyPatch.context() as patch, illness(name, patch, token):
+            codes.append(run("pretrain", parse("pretrain", words)))
+    return codes
+
+
+def test_two_ranks_climb_the_ladder_together(poison: tuple[dict[str, Path], int], tmp_path: Path) -> None:
     files, token = poison
-    out, steps = tmp_path / "run", {"poison": "10", "overflow": "20", "spike": "70"}[illness]
-    command = [sys.executable, str(Path(sys.executable).parent / "deepspeed"), "--quiet"]
-    command += ["--num_gpus", "2", "--master_port", str(free_port())]
-    command += ["--module", "tests.training.injections", illness, str(token), "--"]
-    command += ["--deepspeed_config", str(Path("ds_configs") / ("fp16.json" if illness == "overflow" else "fp32.json"))]
-    command += ["--output-dir", str(out), "--emulate-fp16", "--train-file", str(files["pretrain"])]
-    command += ["--tokenizer", str(files["tokenizer"]), "--max-steps", steps, *SMALL, *QUICK]
-    command += ["--set", "health.spike_steps=64"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    expected = {"poison": ["skip"], "overflow": ["rollback", "fixed-scale", "fp32"], "spike": ["rollback"]}
-    assert rungs(out) == expected[illness], done.stdout
-    assert math.isfinite(end_loss(out)) and (out / "final").exists()
+    assert run_ranks(2, fall_ill, files, token, tmp_path) == [[0, 0, 0]] * 2
+    for name, (_, _, expected) in ILLNESSES.items():
+        assert rungs(tmp_path / name) == expected
+        assert math.isfinite(end_loss(tmp_path / name)) and (tmp_path / name / "final").exists()

@@ -55,6 +55,11 @@ class Caller:
         if self._unanswered > self._limit:
             self.lost = self.lost or Frame(Word.SILENT, 0, detail=int(self._unanswered))
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection; it goes when rank 0's pulse has ended its rank, and then itself."""
+        return self._socket is not None and self._connected
+
     def close(self) -> None:
         """Close the connection."""
         if self._socket is not None:

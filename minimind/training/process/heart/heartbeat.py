@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from minimind.base.command_lines import NextLines
 from minimind.base.findings import Finding
 from minimind.config.heartbeat import HeartbeatConfig
 from minimind.training.checkpoint.directory import Checkpoint
@@ -62,13 +63,12 @@ class Heartbeat:
         self.end(EARLY if early else 0 if error is None else 2 if type(error).__name__ == "UserError" else 1)
 
     def start(
-        self, config: HeartbeatConfig, agreement: Agreement, stop: StopRequest, run_dir: Path | None, go_on: str
+        self, config: HeartbeatConfig, agreement: Agreement, stop: StopRequest, run_dir: Path | None, lines: NextLines
     ) -> list[Finding]:
         """Begin to beat, if no rank has it disabled; all call it. A finding if one can't reach rank 0's pulse: then
         none beats.
 
-        ``run_dir`` None: it keeps no checkpoints. ``go_on``: how to go on from one, or to start again: "with: ", and
-        the command.
+        ``run_dir`` None: it keeps no checkpoints.
         """
         if agreement.world_size == 1 or not all(agreement.gather(config.enabled)):
             return []
@@ -84,7 +84,8 @@ class Heartbeat:
             limit=config.limit,
             speaks=speaks,
             run_dir=str(run_dir or ""),
-            go_on=go_on,
+            go_on=lines.go_on,
+            again=lines.again,
         )
         place = (orders.address, self._begin(orders)) if agreement.rank == 0 else None
         address, port = agreement.from_first(place)

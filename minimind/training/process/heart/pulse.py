@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ class Orders:
     limit: float  # seconds
     speaks: bool  # says what is lost, for its host
     run_dir: str  # empty: it keeps no checkpoints
-    go_on: str  # "with: ", and the command that goes on from a checkpoint, or starts again without one
+    go_on: str  # from a checkpoint: "with: ", and the command
+    again: str  # without one
 
 
 class Pulse:
@@ -84,6 +86,9 @@ class Pulse:
     def spread(self, loss: Frame) -> None:
         """Tell the others."""
 
+    def settle(self) -> None:
+        """Wait for what must have happened before the rank is woken."""
+
     def _hear(self) -> None:
         for message in self.inbox.read():
             if "saved" in message:
@@ -115,6 +120,7 @@ class Pulse:
             prefix = "" if early else "error: "
             complain(prefix + sentence(loss, orders.hosts) + ("" if early else f"; {self._advice()}"))
         answer({"lost": 0 if early else 1, "woken": self.kind is Word.STOPPED})
+        self.settle()
         self.rank.end()
 
     def last(self) -> tuple[Checkpoint | None, bool]:
@@ -122,13 +128,13 @@ class Pulse:
         return self.saved, True
 
     def _advice(self) -> str:
-        go_on = self.orders.go_on
-        if not self.orders.run_dir:
-            return f"start again {go_on}"
+        orders = self.orders
+        if not orders.run_dir:
+            return f"start again {orders.again}"
         saved, certain = self.last()
         if saved is None:
-            return f"no checkpoint of {self.orders.run_dir} is complete yet: start again {go_on}"
-        return f"the last complete checkpoint{'' if certain else ' known here'} is {saved.path}; go on {go_on}"
+            return f"no checkpoint of this start is complete yet: start again {orders.again}"
+        return f"the last complete checkpoint{'' if certain else ' known here'} is {saved.path}; go on {orders.go_on}"
 
 
 class FirstPulse(Pulse):
@@ -185,6 +191,14 @@ class OtherPulse(Pulse):
 
     def lost(self) -> Frame | None:
         return self.caller.lost
+
+    def settle(self) -> None:
+        """A rank that was stopped is woken once rank 0 has ended: together they would complete another checkpoint than
+        the one that has been named."""
+        end = time.monotonic() + LAST_WORDS
+        while self.kind is Word.STOPPED and self.caller.connected and time.monotonic() < end:
+            for key, _ in self.selector.select(TICK):
+                key.data()
 
     def last(self) -> tuple[Checkpoint | None, bool]:
         """A rank that was stopped, or cut off, may not have learned of one that is complete: rank 0's pulse has."""

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from minimind.base.command_lines import NextLines
 from minimind.config.heartbeat import HeartbeatConfig
 from minimind.training.checkpoint.directory import Checkpoint
 from minimind.training.process.heart.heartbeat import Heartbeat
@@ -74,7 +75,7 @@ def test_one_rank_and_a_heartbeat_that_is_off_start_nothing(tmp_path: Path) -> N
         agreement: Any = OneRank()
         agreement.world_size = ranks
         with Heartbeat() as heartbeat:
-            assert heartbeat.start(config, agreement, StopRequest(), tmp_path, "go on") == []
+            assert heartbeat.start(config, agreement, StopRequest(), tmp_path, NextLines("", "")) == []
             heartbeat.saved(Checkpoint(tmp_path, 1))
             assert threading.active_count() == before
 
@@ -88,4 +89,4 @@ def test_a_rank_that_has_it_off_has_it_off_for_all(tmp_path: Path) -> None:
 
     agreement: Any = Two()
     with Heartbeat() as heartbeat:
-        assert heartbeat.start(HeartbeatConfig(), agreement, StopRequest(), tmp_path, "with: it") == []
+        assert heartbeat.start(HeartbeatConfig(), agreement, StopRequest(), tmp_path, NextLines("", "")) == []
