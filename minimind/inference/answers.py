@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from minimind.inference.generation import Row
+from minimind.inference.choosing import Row
 from minimind.inference.sampling import Sampling
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
@@ -47,6 +48,12 @@ class Piece:
 
     def __add__(self, later: Piece) -> Piece:
         return Piece(self.text + later.text, later.tokens, later.finish, self.chosen + later.chosen)
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of an answer as one."""
+    chosen = tuple(chain.from_iterable(piece.chosen for piece in pieces))
+    return Piece("".join(piece.text for piece in pieces), pieces[-1].tokens, pieces[-1].finish, chosen)
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class StopText:
         if hits:
             self.found, self.held = True, ""
             return text[: min(hits)[1]]
-        kept = max((_overlap(text, stop) for stop in self.stops), default=0)
+        kept = max((overlap(text, stop) for stop in self.stops), default=0)
         self.held = text[len(text) - kept :]
         return text[: len(text) - kept]
 
@@ -97,7 +104,7 @@ class StopText:
         return rest
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that ``stop`` begins with, without being all of it."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((n for n in lengths if text.endswith(stop[:n])), 0)
@@ -118,17 +125,13 @@ class Writer:
         self.room = question.room(model.config.max_position_embeddings)
         self.finish: Finish | None = None
         self.token = 0  # the last one
-        self._row = Row(question.sampling, question.prompt, model.output_size)
+        self.row = Row(question.sampling, question.prompt, model.output_size)
         self._characters, self._stop = tokenizer.stream(), StopText(question.stop)
         self._count = 0
 
-    def choose(self, logits: Tensor) -> int:
-        """The next token, from ``logits`` [V]."""
-        return self._row.next(logits)
-
-    def push(self, logits: Tensor) -> Piece:
-        """The piece of the next token; ``finish`` is set with the last one."""
-        self.token = self.choose(logits)
+    def push(self, token: int, logits: Tensor) -> Piece:
+        """The piece of ``token``, chosen from ``logits`` [V]; ``finish`` is set with the last one."""
+        self.token = token
         if self.token in self.question.stop_ids:
             return self._end("", ())
         self._count += 1

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from minimind.inference.answers import Chosen, Likely, Piece, Question, Writer, likeliest
+from minimind.inference.choosing import choose
 from minimind.inference.decoding import PAYS_FROM, decode_step
 from minimind.inference.generation import require_room
 from minimind.inference.slots import Slots
@@ -65,10 +66,10 @@ class Batch:
         echoed = self._echo(question, hidden) if question.echo else Piece("", 0)
         if not writer.room:
             return writer, echoed + Piece("", 0, "length")
-        piece = echoed + writer.push(self._logits(hidden[-1:])[0])
+        logits = self._logits(hidden[-1:])
+        piece = echoed + writer.push(choose([writer.row], logits)[0], logits[0])
         if writer.finish is None:
-            self._slots.put(cache, self._columns(question))
-            self.writers.append(writer)
+            self.writers.insert(self._slots.put(cache, self._columns(question)), writer)
         return writer, piece
 
     @torch.inference_mode()
@@ -79,7 +80,9 @@ class Batch:
             self._step = self._slots.capacity, decode_step(self.model, self._slots, PAYS_FROM)
         tokens = torch.tensor([writer.token for writer in self.writers], device=self.model.output_weight.device)
         logits = self._step[1](tokens).cpu()
-        made = [(writer, writer.push(row)) for writer, row in zip(self.writers, logits, strict=True)]
+        chosen = choose([writer.row for writer in self.writers], logits)
+        rows = zip(self.writers, chosen, logits, strict=True)
+        made = [(writer, writer.push(token, row)) for writer, token, row in rows]
         for writer, piece in made:
             if piece.finish is not None:
                 self.drop(writer)
@@ -91,8 +94,7 @@ class Batch:
             return
         row = self.writers.index(writer)
         self._slots.drop(row)
-        self.writers[row] = self.writers[-1]
-        self.writers.pop()
+        del self.writers[row]
 
     def _columns(self, question: Question) -> int:
         return len(question.prompt) + question.room(self.model.config.max_position_embeddings)

@@ -11,6 +11,7 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from minimind.base.errors import UserError
 if TYPE_CHECKING:
     from minimind.inference.serving.listener import Server
 
+SWITCH_SECONDS = 0.0005  # a tenth of Python's: how long the event loop waits for a thread that reads or makes an answer
 KEY_VARIABLE = "MINIMIND_API_KEY"
 
 
@@ -86,6 +88,7 @@ def _run(server: Server, listener: socket.socket) -> None:
     from minimind.inference.serving.listener import log_few_lines
 
     log_few_lines()
+    sys.setswitchinterval(SWITCH_SECONDS)
     # uvicorn ends in order and then raises the signal again, for the handler that was there before.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,15 +1,18 @@
 """The key/value cache of answers that come and go: each row has its own length, and begins at column 0.
 
-Contract. What a row attends to, and in which order the sums are taken, does not depend on the other rows: attention is
-computed row by row on a CPU. So an answer made beside others is the one made alone, as far as the products by the
+Contract. What a row attends to, and in which order the sums are taken, does not depend on the other rows: on a CPU its
+columns are taken to the next multiple of `PADDED`, and rows of as many are one batch of products, each of which has the
+shape that it has for a row alone. So an answer made beside others is the one made alone, as far as the products by the
 weights don't depend on the number of rows either (FBGEMM's and oneDNN's packed forms here don't, where this was
 looked at: tests/inference/test_batching.py). On a GPU all rows are one product, with a mask.
 
-Rows are kept dense: where one leaves, the last one takes its place.
+Rows are kept dense and the longest first, so that those of one batch are beside each other. All grow alike, so only one
+that comes or leaves moves others.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -18,21 +21,34 @@ from torch import Tensor
 from minimind.model import attention
 from minimind.model.transformer import KVCache, Transformer
 
-COLUMNS = 256  # columns are taken in steps of as many
+COLUMNS = 256  # memory is taken in steps of as many columns
+PADDED = 64  # and attention computed
 LEAST_ROWS = 4
 
 
 @dataclass(frozen=True)
-class EachRow:
-    """One new token a row on a CPU, ``lengths`` columns each: the calls that the row would make alone."""
+class ByLength:
+    """One new token a row on a CPU: for each batch its first row, the row after it, its columns and what hides those
+    after a row's end (see ``OneTokenOnCpu``)."""
 
-    lengths: list[int]
+    batches: list[tuple[int, int, int, Tensor]]
+
+    @classmethod
+    def of(cls, lengths: list[int], kv_heads: int) -> ByLength:
+        """For rows of as many columns, the longest first."""
+        batches, start = [], 0
+        for columns, group in itertools.groupby(-(-length // PADDED) * PADDED for length in lengths):
+            end = start + len(list(group))
+            after = torch.arange(columns) >= torch.tensor(lengths[start:end])[:, None]
+            hidden = torch.zeros(after.shape).masked_fill_(after, torch.finfo(torch.float32).min)
+            batches.append((start, end, columns, hidden.repeat_interleave(kv_heads, 0)[:, None]))
+            start = end
+        return cls(batches)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        alone = attention.OneTokenOnCpu(None)
         outputs = [
-            alone.attend(q[row : row + 1], k[row : row + 1, :length], v[row : row + 1, :length])
-            for row, length in enumerate(self.lengths)
+            attention.OneTokenOnCpu(hidden).attend(q[start:end], k[start:end, :columns], v[start:end, :columns])
+            for start, end, columns, hidden in self.batches
         ]
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
@@ -52,28 +68,33 @@ class Slots(KVCache):
         self._index = torch.empty(0, dtype=torch.long)  # 0, 1, ... of the rows that are there
         self._columns = torch.empty(0, dtype=torch.long)  # [rows], where each writes next
 
-    def put(self, prompt: KVCache, columns: int) -> None:
-        """One more row, the last: the only one of ``prompt``, which may grow to ``columns``."""
+    def put(self, prompt: KVCache, columns: int) -> int:
+        """One more row: the only one of ``prompt``, which may grow to ``columns``. Its place; later ones move."""
+        length = prompt.length
+        row = sum(other >= length for other in self.lengths)
         self._reserve(len(self.lengths) + 1, columns)
-        row, length = len(self.lengths), prompt.length
+        self._move(row, len(self.lengths), 1)
         for mine, theirs in zip((*self.keys, *self.values), (*prompt.keys, *prompt.values), strict=True):
             mine[row, :length] = theirs[0, :length]
-        self.lengths.append(length)
+        self.lengths.insert(row, length)
         self._changed()
+        return row
 
     def drop(self, row: int) -> None:
-        """The row leaves, and the last one takes its place. The memory goes with the last one."""
-        last = len(self.lengths) - 1
-        if row != last:
-            length = self.lengths[last]
-            for stored in (*self.keys, *self.values):
-                stored[row, :length] = stored[last, :length].clone()
-            self.lengths[row] = length
-        self.lengths.pop()
+        """The row leaves, and later ones move. The memory goes with the last one."""
+        self._move(row + 1, len(self.lengths), -1)
+        del self.lengths[row]
         if self.lengths:
             self._changed()
         else:
             self._empty()
+
+    def _move(self, start: int, end: int, by: int) -> None:
+        """Rows from ``start`` to before ``end`` go ``by`` rows further."""
+        if start < end:
+            length = self.lengths[start]  # the longest of them
+            for stored in (*self.keys, *self.values):
+                stored[start + by : end + by, :length] = stored[start:end, :length].clone()
 
     def positions(self, count: int) -> Tensor:
         """[rows, 1]; ``count`` is 1."""
@@ -82,13 +103,13 @@ class Slots(KVCache):
     def plan(self, count: int) -> attention.AttentionPlan:
         """How the next token of each row attends to the row so far and to itself."""
         if not self._on_cpu:
-            seen = torch.arange(max(self.lengths) + 1, device=self._columns.device) <= self._columns[:, None]
+            seen = torch.arange(self.lengths[0] + 1, device=self._columns.device) <= self._columns[:, None]
             return attention.OneToken(seen[:, None, None])
-        return EachRow([length + 1 for length in self.lengths])
+        return ByLength.of([length + 1 for length in self.lengths], self._model.config.num_key_value_heads)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store [rows, 1, kv_heads, D], each row after its end; returns the columns up to the longest row's."""
-        rows, end = len(self.lengths), max(self.lengths) + 1
+        """Store [rows, 1, kv_heads, D], each row after its end; returns all columns, on a GPU those that are used."""
+        rows, end = len(self.lengths), self.capacity if self._on_cpu else self.lengths[0] + 1
         keys, values = self.keys[layer], self.values[layer]
         keys[self._index, self._columns] = k[:, 0].to(keys.dtype)
         values[self._index, self._columns] = v[:, 0].to(values.dtype)

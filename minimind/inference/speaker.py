@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from minimind.inference.answers import Piece, Question, Writer
+from minimind.inference.answers import Piece, Question, Writer, joined
 from minimind.inference.batching import Batch
 from minimind.model.transformer import Transformer
 from minimind.text.tokenizer import Tokenizer
@@ -32,7 +32,9 @@ class _Ticket:
 
     question: Question
     loop: asyncio.AbstractEventLoop
+    whole: bool  # delivered as one piece
     pieces: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
+    held: list[Piece] = field(default_factory=list)
     gone: bool = False
     writer: Writer | None = None
 
@@ -50,10 +52,10 @@ class Speaker:
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
         self._thread.start()
 
-    async def answer(self, question: Question) -> AsyncGenerator[Piece, None]:
-        """The pieces of an answer; what has been made meanwhile is one piece. Raises `Stopped`, and what generation
-        raises."""
-        ticket = _Ticket(question, asyncio.get_running_loop())
+    async def answer(self, question: Question, whole: bool = False) -> AsyncGenerator[Piece, None]:
+        """The pieces of an answer; what has been made meanwhile is one piece, all of it if ``whole``. Raises `Stopped`,
+        and what generation raises."""
+        ticket = _Ticket(question, asyncio.get_running_loop(), whole)
         self._submit(ticket)
         try:
             while True:
@@ -158,10 +160,19 @@ def _checked(piece: Piece | Exception) -> Piece:
 
 def _deliver(made: list[tuple[_Ticket, Piece | Exception]]) -> None:
     """Once for each event loop: waking one costs more than what is delivered."""
+    made = [(ticket, ready) for ticket, piece in made if (ready := _ready(ticket, piece)) is not None]
     for loop in {ticket.loop for ticket, _ in made}:
         mine = [(ticket, piece) for ticket, piece in made if ticket.loop is loop and not ticket.gone]
         if mine and not loop.is_closed():
             loop.call_soon_threadsafe(_put, mine)
+
+
+def _ready(ticket: _Ticket, piece: Piece | Exception) -> Piece | Exception | None:
+    """What its reader gets now: of an answer that is wanted whole nothing before its end."""
+    if isinstance(piece, Exception) or not ticket.whole:
+        return piece
+    ticket.held.append(piece)
+    return None if piece.finish is None else joined(ticket.held)
 
 
 def _put(made: list[tuple[_Ticket, Piece | Exception]]) -> None:

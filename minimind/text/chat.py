@@ -12,9 +12,10 @@ take special tokens spelled inside content for special.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 from minimind.base.errors import UserError
 from minimind.text.chat_template import ChatTemplate
@@ -45,12 +46,19 @@ def render(turns: Sequence[Turn], tokenizer: Tokenizer) -> Rendered:
     return _join(tokenizer, _spans(turns, tokenizer))
 
 
-def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[int]:
-    """The conversation so far, ending with ``<|im_start|>assistant⏎``: the next token is the answer's first. Raises
-    UserError where another's chat template can't write it."""
-    if tokenizer.chat_template is not None:
+def prompt_ids(turns: Sequence[Turn], tokenizer: Tokenizer, settings: Mapping[str, Any] | None = None) -> list[int]:
+    """The conversation so far, ending with ``<|im_start|>assistant⏎``: the next token is the answer's first.
+
+    ``settings``: what a chat template of others is told beside it (``enable_thinking``). Raises UserError where it
+    can't write the conversation, or doesn't read a setting, as ours reads none.
+    """
+    template = tokenizer.chat_template
+    for name in settings or ():
+        if template is None or not template.reads(name):
+            raise UserError(f"this model's chat template reads no {name!r}: leave it out")
+    if template is not None:
         try:
-            return tokenizer.chat_template.prompt_ids(turns)
+            return template.prompt_ids(turns, settings or {})
         except NotRendered as error:
             raise UserError(f"this conversation can't be written for the model: {error}") from None
     return render(turns, tokenizer).ids + tokenizer.headers["assistant"]

@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from minimind.base.errors import UserError
 from minimind.text.codec import Codec, refuse_surrogates
@@ -35,6 +35,7 @@ from minimind.text.spans import Encoder, Span
 from minimind.text.turn import NotRendered, Rendered, Turn, is_answer
 
 _THINK = "<think>"
+_NONE: Mapping[str, Any] = {}
 _QUESTION = [Turn("user", "Why?"), Turn("assistant", "Because.")]
 _MORE = [*_QUESTION, Turn("user", "How?"), Turn("assistant", "So.")]
 
@@ -83,10 +84,18 @@ class ChatTemplate:
         thoughts = [chat.marks.thought(number) for number, message in enumerate(chat.messages) if thinks(message)]
         return Rendered(ids, trainable, sum(thought not in chat.text for thought in thoughts))
 
-    def prompt_ids(self, turns: Sequence[Turn]) -> list[int]:
-        """The conversation so far, and what an answer begins with. NotRendered."""
-        chat = self._write(*messages_of(turns), prompt=True)
+    def prompt_ids(self, turns: Sequence[Turn], settings: Mapping[str, Any] = _NONE) -> list[int]:
+        """The conversation so far, and what an answer begins with. ``settings``: what the template is told beside it,
+        by names that it `reads`, such as ``enable_thinking``. NotRendered."""
+        chat = self._write(*messages_of(turns), prompt=True, settings=settings)
+        _check_told(chat)
         return self._encoder.encode(chat.text, chat.marks, [])[0]
+
+    def reads(self, name: str) -> bool:
+        """Whether the template names such a variable that is not the conversation's."""
+        theirs = {"messages", "tools", "documents", "add_generation_prompt", *self._names}
+        named = re.compile(rf"(?<![\w.]){re.escape(name)}(?!\w)")
+        return name not in theirs and any(named.search(each.source) for each in self._programs.values())
 
     def _refuse(self, reason: str) -> NoReturn:
         raise UserError(f"{self._where}: its chat template can't be used: {reason}; take another --tokenizer")
@@ -113,10 +122,18 @@ class ChatTemplate:
         return self._programs.get("tool_use" if tools else "default") or self._programs["default"]
 
     def _run(
-        self, messages: Sequence[Message], tools: Tools, size: int, prompt: bool, marks: tuple[str, str] = ("", "")
+        self,
+        messages: Sequence[Message],
+        tools: Tools,
+        size: int,
+        prompt: bool,
+        *,
+        marks: tuple[str, str] = ("", ""),
+        settings: Mapping[str, Any] = _NONE,
     ) -> str:
         """The template's text. ``size``: characters that it is given. NotRendered for what it can't write."""
         values = {
+            **settings,
             **self._names,
             "messages": [with_aliases(message) for message in messages],
             "tools": tools,
@@ -128,13 +145,17 @@ class ChatTemplate:
         except TemplateFailure as error:
             raise NotRendered(f"the chat template {error}") from None
 
-    def _write(self, messages: Sequence[Message], tools: Tools, prompt: bool = False) -> _Chat:
+    def _write(
+        self, messages: Sequence[Message], tools: Tools, prompt: bool = False, settings: Mapping[str, Any] = _NONE
+    ) -> _Chat:
         """The rendering with marks. NotRendered if the marks change it."""
         given = "\n".join(strings([messages, tools]))
-        plain = self._run(messages, tools, len(given), prompt)
+        plain = self._run(messages, tools, len(given), prompt, settings=settings)
         refuse_surrogates(plain, "")
         marks = Marks(given + plain + self._program(tools).source, self._fragile)
-        marked = self._run(marks.messages(messages), marks.tools(tools), len(given), prompt, (marks.start, marks.end))
+        edges = (marks.start, marks.end)
+        told = marks.messages(messages), marks.tools(tools)
+        marked = self._run(*told, len(given), prompt, marks=edges, settings=settings)
         if marks.strip(marked) != plain:
             raise NotRendered("the chat template looks into a text for special tokens, tags or lengths")
         return _Chat(messages, tools, marked, marks)
@@ -192,18 +213,25 @@ def _marked(chat: _Chat) -> Iterator[tuple[int, int]]:
         yield found.span(1)
 
 
+def _check_told(chat: _Chat) -> None:
+    """Tools and every message's text are there. NotRendered."""
+    there = set(chat.marks.find(chat.text))
+    if chat.tools and chat.marks.tool not in chat.text:
+        raise NotRendered("the chat template leaves out the tools")
+    for number, message in enumerate(chat.messages):
+        if says(message) and chat.marks.body(number) not in there:
+            raise NotRendered(f"the chat template leaves out message {number + 1} ({message['role']})")
+
+
 def _check_marks(chat: _Chat, spans: Sequence[Span]) -> None:
     """Every message's text is there; that of an answer in its span, any other outside of all. NotRendered."""
+    _check_told(chat)
     marks, text = chat.marks, chat.text
-    if chat.tools and marks.tool not in text:
-        raise NotRendered("the chat template leaves out the tools")
     answers = {span.number for span in spans}
     inside = {mark: span.number for span in spans for mark in marks.find(text[span.start : span.end])}
     everywhere = Counter(marks.find(text))
     for number, message in enumerate(chat.messages):
         name = f"message {number + 1} ({message['role']})"
-        if says(message) and marks.body(number) not in everywhere:
-            raise NotRendered(f"the chat template leaves out {name}")
         place = number if number in answers else None
         for mark in everywhere.keys() & {marks.body(number), marks.thought(number)}:
             if everywhere[mark] > 1 or inside.get(mark) != place:

@@ -56,6 +56,9 @@ class Running:
         self.speaker.close()
 
 
+_PUSH = Writer.push
+
+
 class Speech:
     """Puts its words into the model's mouth: a text token by token, over and over if ``forever``, else it ends or, if
     ``fails``, breaks."""
@@ -66,8 +69,8 @@ class Speech:
         self.asked: list[Question] = []
         self.said = 0
 
-    def __call__(self, writer: Writer, logits: Any) -> int:
-        """Instead of `Writer.choose`."""
+    def __call__(self, writer: Writer) -> int:
+        """Instead of the token that was chosen."""
         said = writer.__dict__.setdefault("said", 0)
         if not said:
             self.asked.append(writer.question)
@@ -79,11 +82,15 @@ class Speech:
         self.said += 1
         return self.ids[said % len(self.ids)]
 
+    def spoken_by(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every answer's writer, until the test ends."""
+        monkeypatch.setattr(Writer, "push", lambda writer, token, logits: _PUSH(writer, self(writer), logits))
+
     @classmethod
     def put(cls, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str, **how: bool) -> Speech:
         """Into every answer's mouth, until the test ends."""
         speech = cls(tokenizer, text, **how)
-        monkeypatch.setattr(Writer, "choose", lambda writer, logits: speech(writer, logits))
+        speech.spoken_by(monkeypatch)
         return speech
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minimind.base.errors import UserError
-from minimind.inference.generation import Sampling, _probabilities, choose, generate, generate_batch, load_model
+from minimind.inference.generation import Sampling, generate, generate_batch, load_model
 from minimind.interop.huggingface import save_pretrained
 from minimind.model.transformer import KVCache, ModelConfig, Transformer
 from minimind.text.tokenizer import Tokenizer
@@ -129,60 +128,6 @@ def test_impossible_prompts_are_refused_at_once(model: Transformer, prompt: list
         generate_batch(model, [prompt])
 
 
-def draws(sampling: Sampling, logits: Tensor, seen: Tensor | None = None, count: int = 400) -> Counter[int]:
-    generator = torch.Generator().manual_seed(0)
-    return Counter(choose(sampling, logits, seen, generator) for _ in range(count))
-
-
-LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-
-
-def test_sampling_follows_the_distribution() -> None:
-    counts = draws(Sampling(temperature=1.0, top_p=1.0), LOGITS, count=4000)
-    for token, probability in enumerate((0.5, 0.3, 0.15, 0.05)):
-        assert counts[token] / 4000 == pytest.approx(probability, abs=0.03)
-
-
-def test_low_temperature_sharpens() -> None:
-    counts = draws(Sampling(temperature=0.5, top_p=1.0), LOGITS, count=4000)
-    assert counts[0] / 4000 == pytest.approx(0.25 / (0.25 + 0.09 + 0.0225 + 0.0025), abs=0.03)
-
-
-def test_top_k_and_top_p_cut_the_tail() -> None:
-    assert set(draws(Sampling(temperature=1.0, top_p=1.0, top_k=2), LOGITS)) == {0, 1}
-    # 0.5 does not reach 0.6, so the next one stays
-    assert set(draws(Sampling(temperature=1.0, top_p=0.6), LOGITS)) == {0, 1}
-    assert set(draws(Sampling(temperature=1.0, top_p=0.01), LOGITS)) == {0}
-
-
-def test_of_equally_likely_tokens_top_p_keeps_the_first() -> None:
-    assert set(draws(Sampling(temperature=1.0, top_p=0.5), torch.zeros(5))) == {0, 1, 2}
-    assert set(draws(Sampling(temperature=1.0, top_p=0.7), torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0]))) == {0, 2}
-
-
-def test_half_precision_logits_choose_as_their_values_do() -> None:
-    logits = torch.randn(64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert draws(Sampling(), logits, count=50) == draws(Sampling(), logits.float(), count=50)
-
-
-def test_repetition_penalty_weakens_what_was_seen() -> None:
-    seen = torch.tensor([True, False, False, False])
-    assert choose(Sampling(temperature=0, repetition_penalty=3.0), LOGITS, seen, None) == 1
-    assert choose(Sampling(temperature=0, repetition_penalty=3.0), LOGITS + 5, seen, None) == 1
-
-
-def test_sampler_agrees_with_transformers() -> None:
-    """The same filtered distribution as transformers' processors in the same order."""
-    lp = pytest.importorskip("transformers.generation.logits_process")
-    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 3
-    steps = [lp.TemperatureLogitsWarper(0.7), lp.TopKLogitsWarper(20), lp.TopPLogitsWarper(0.9)]
-    theirs = logits
-    for step in steps:
-        theirs = step(None, theirs)
-    ours = _probabilities(Sampling(temperature=0.7, top_p=0.9, top_k=20), logits[0] / 0.7)
-    torch.testing.assert_close(ours / ours.sum(), theirs.softmax(-1)[0], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("temperature", "penalty"), [(0.0, 1.0), (2.0, 1.0), (1.0, 1.3)], ids=["greedy", "hot", "penalised"]
 )
@@ -202,11 +147,3 @@ def test_ids_beyond_the_tokenizer_are_never_generated(
     (batched,) = generate_batch(loaded, [[1, 5, 9]], Sampling(30, **options))
     assert len(single) == len(batched) == 30
     assert max(single + batched) < tokenizer.vocab_size
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_broken_weights_are_said_and_not_sampled_from(top_p: float) -> None:
-    logits = torch.zeros(10)
-    logits[3] = torch.nan
-    with pytest.raises(UserError, match="weights are broken"):
-        choose(Sampling(temperature=1.0, top_p=top_p), logits, None, torch.Generator().manual_seed(0))

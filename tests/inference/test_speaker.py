@@ -11,7 +11,7 @@ import pytest
 
 from minimind.base.errors import UserError
 from minimind.inference import batching, speaker
-from minimind.inference.answers import Piece, Question, Writer
+from minimind.inference.answers import Piece, Question
 from minimind.inference.sampling import Sampling
 from minimind.inference.speaker import Speaker, Stopped
 from minimind.model.transformer import Transformer
@@ -128,7 +128,7 @@ def test_a_server_that_stops_ends_answers_and_questions(
     stopping = False
     talker = Speaker(model, tokenizer, stopping=lambda: stopping)
     monkeypatch.setattr(batching, "ROWS", 1)
-    monkeypatch.setattr(Writer, "choose", lambda writer, logits: 9)
+    Speech.put(monkeypatch, tokenizer, "river ", forever=True)
 
     async def ask() -> None:
         nonlocal stopping

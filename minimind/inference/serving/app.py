@@ -26,17 +26,19 @@ from starlette.routing import Route
 from minimind.base.defaults import CHAT_TOKENS, TEXT_TOKENS, Context
 from minimind.base.errors import UserError
 from minimind.inference.about import About
-from minimind.inference.answers import Question
+from minimind.inference.answers import Piece, Question
 from minimind.inference.serving.errors import ApiError
 from minimind.inference.serving.fitting import Fitting
 from minimind.inference.serving.front import HERE, MAX_BODY, Front, Hosts
 from minimind.inference.serving.page import page_routes
-from minimind.inference.serving.replies import Reply, usage
+from minimind.inference.serving.replies import Reply, Told, spelled, usage
 from minimind.inference.serving.requests import ChatRequest, CompletionRequest, parsed
 from minimind.inference.serving.requests import Request as AnyRequest
+from minimind.inference.serving.said import THINK
 from minimind.inference.serving.streams import answers, merged, together
 from minimind.inference.speaker import Speaker, Stopped
 
+FEW_TOKENS = 16  # whose probabilities are written within a millisecond
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for it
 
 
@@ -120,11 +122,13 @@ class Endpoints:
         self._check_model(body.model)
         sampling = body.sampling(CHAT_TOKENS)
         try:
-            prompt, dropped = self.fitting.chat(body.turns, sampling.max_new_tokens)
+            prompt, dropped = self.fitting.chat(body.turns, sampling.max_new_tokens, body.chat_template_kwargs)
         except UserError as error:  # what the model's chat template can't write
             raise ApiError(400, str(error), "messages") from None
         about = {"dropped_messages": dropped} if dropped else {}
-        reply = Reply(self.served.name, chat=True, tokenizer=tokenizer, about=about)
+        thinking = tokenizer.decode(prompt[-len(THINK) - 2 :], with_special=True).rstrip().endswith(THINK)
+        calls = bool(body.offered)
+        reply = Reply(self.served.name, True, tokenizer, about=about, calls=calls, thinking=thinking)
         question = Question(prompt, sampling, tokenizer.stop_ids, body.stop, body.top)
         return Asked(body, reply, _choices(question, body.n), len(prompt))
 
@@ -146,7 +150,7 @@ class Endpoints:
 
     async def _answer(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
         data = await request.body()
-        asked = await asyncio.get_running_loop().run_in_executor(self._reading, read, data)
+        asked = await self._aside(lambda: read(data))
         if asked.body.stream:
             headers = {"Cache-Control": "no-cache"}
             return StreamingResponse(self._events(asked), media_type="text/event-stream", headers=headers)
@@ -157,24 +161,34 @@ class Endpoints:
         if made is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it
         counts = usage(asked.prompt_tokens, sum(answer.tokens for answer in made))
-        loop = asyncio.get_running_loop()
-        content = await loop.run_in_executor(self._reading, lambda: _json(asked.reply.whole(made, counts)))
-        return Response(content, media_type="application/json")
+        content = await self._aside(lambda: "".join(spelled(asked.reply.whole(made, counts))))
+        return Response(content.encode("utf-8", "backslashreplace"), media_type="application/json")
+
+    async def _aside(self, work: Callable[[], Any]) -> Any:
+        """Off the event loop, one after the other."""
+        return await asyncio.get_running_loop().run_in_executor(self._reading, work)
+
+    async def _told(self, told: Told, piece: Piece, more: dict[str, Any]) -> str | None:
+        """The event of a piece, if there is one; an echoed prompt with its probabilities may be megabytes."""
+        if len(piece.chosen) > FEW_TOKENS:
+            chunk = await self._aside(lambda: told.chunk(piece, **more))
+            return f"data: {await self._aside(lambda: ''.join(spelled(chunk)))}\n\n"
+        chunk = told.chunk(piece, **more)
+        return None if chunk is None else _event(chunk)
 
     async def _events(self, asked: Asked) -> AsyncIterator[str]:
         """Server-sent events: chunks, the token counts if asked for, ``[DONE]``."""
         empty: dict[str, Any] = {"usage": None} if asked.body.with_usage else {}  # as OpenAI: null in all but the last
-        counts, offsets = [0] * len(asked.questions), [0] * len(asked.questions)
-        reply = asked.reply
+        counts, reply = [0] * len(asked.questions), asked.reply
+        told = [Told(reply, index) for index in range(len(asked.questions))]
         try:
             for index in range(len(asked.questions) if reply.chat else 0):
                 yield _event(reply.begin(index, **empty))
             async with contextlib.aclosing(merged(answers(self.speaker, asked.questions))) as made:
                 async for index, piece in made:
                     counts[index] = piece.tokens
-                    if piece.text or piece.chosen or piece.finish:
-                        yield _event(reply.chunk(index, piece, offsets[index], **empty))
-                    offsets[index] += reply.length(piece)
+                    if event := await self._told(told[index], piece, empty):
+                        yield event
         except Stopped as error:
             yield _event(ApiError(503, str(error)).body())
             return
@@ -197,12 +211,8 @@ def _seed(number: int) -> int:
     return number if number < 2**63 else number - 2**64
 
 
-def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-
-
 def _event(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 async def health(request: Request) -> Response:

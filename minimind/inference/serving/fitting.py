@@ -7,7 +7,8 @@ message nor what comes last; of a text its first tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from minimind.base.defaults import Context
 from minimind.inference.serving.errors import ApiError
@@ -27,15 +28,18 @@ class Fitting:
             return self.positions - 1
         return self.positions - max(1, min(answer, self.positions // 2))
 
-    def chat(self, turns: Sequence[Turn], answer: int) -> tuple[list[int], int]:
-        """The prompt of the conversation, and how many of its messages were dropped. Raises ApiError 400."""
+    def chat(
+        self, turns: Sequence[Turn], answer: int, settings: Mapping[str, Any] | None = None
+    ) -> tuple[list[int], int]:
+        """The prompt of the conversation, and how many of its messages were dropped. ``settings``: for the chat
+        template. Raises ApiError 400, UserError as `prompt_ids`."""
         starts = _starts(turns) if self.context == "shift" else [_first(turns)]
         limit = self.limit(answer)
         fitting: tuple[list[int], int] | None = None
         low, high = 0, len(starts) - 1
         while low <= high:  # the later it begins, the shorter it is
             middle = (low + high) // 2 if fitting or low else 0  # most often nothing has to go
-            prompt = self._rendered(turns, starts[middle], limit)
+            prompt = self._rendered([*turns[: _first(turns)], *turns[starts[middle] :]], limit, settings)
             if isinstance(prompt, list):
                 fitting = prompt, starts[middle] - _first(turns)
                 high = middle - 1
@@ -72,13 +76,12 @@ class Fitting:
         )
         return ApiError(400, message, param, "context_length_exceeded")
 
-    def _rendered(self, turns: Sequence[Turn], start: int, limit: int) -> list[int] | str:
-        """The prompt that begins with turn ``start``, or how long it is if it is too long."""
-        kept = [*turns[: _first(turns)], *turns[start:]]
-        least = sum(self.tokenizer.least_tokens(turn.content) for turn in kept)
+    def _rendered(self, turns: Sequence[Turn], limit: int, settings: Mapping[str, Any] | None) -> list[int] | str:
+        """The prompt, or how long it is if it is too long."""
+        least = sum(self.tokenizer.least_tokens(turn.content) for turn in turns)
         if least > limit:
             return f"at least {least}"
-        ids = prompt_ids(kept, self.tokenizer)
+        ids = prompt_ids(turns, self.tokenizer, settings)
         return ids if len(ids) <= limit else f"{len(ids)}"
 
 

@@ -35,6 +35,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 PUBLIC = frozenset({"/health", *page_paths()})  # the page holds no secret, and asks for the key itself
 MAX_BODY = 1 << 20  # bytes
+SMALL = 1 << 16  # bytes that are looked at within a millisecond
 MAX_VALUES = 20_000  # of a JSON body, by its separators; 2,048 messages have some 10,000
 MAX_REQUESTS = 64  # that are read, wait for their answer or get it
 BODY_SECONDS = 20.0
@@ -167,7 +168,7 @@ class Front:
             raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
         if body is not None and b"\0" in body:
             raise Refusal(400, "the body is not JSON in UTF-8")
-        if body is not None and _is_crowded(body):
+        if body is not None and await _aside(_is_crowded, body):
             raise Refusal(413, f"the body has more than {MAX_VALUES:,} values: shorten it")
         return body
 
@@ -232,6 +233,13 @@ def _is_crowded(body: bytes) -> bool:
         return True
     outside = b"".join(bare.split(b'"')[::2])
     return sum(map(outside.count, (b",", b":", b"[", b"{"))) > MAX_VALUES
+
+
+async def _aside(look: Callable[[bytes], bool], body: bytes) -> bool:
+    """A small body is looked at here; a large one in a thread, or it would hold up everybody else."""
+    if len(body) <= SMALL:
+        return look(body)
+    return await asyncio.get_running_loop().run_in_executor(None, look, body)
 
 
 def _replaying(body: bytes, receive: Receive) -> Receive:

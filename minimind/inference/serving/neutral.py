@@ -13,9 +13,9 @@ NEVER = frozenset(
     {
         "cache_prompt",
         "metadata",
-        "parallel_tool_calls",  # how many tools at once: no tool is called
         "prediction",  # only makes an answer sooner
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
@@ -23,8 +23,9 @@ NEVER = frozenset(
         "user",
     }
 )
-UNLESS: Mapping[str, Sequence[Any]] = {
+UNLESS: Mapping[str, Sequence[Any]] = {  # but where a request has a field for it, which is then read
     "add_generation_prompt": [True],
+    "audio": [],
     "best_of": [1],
     "chat_template_kwargs": [{}],
     "continue_final_message": [False],
@@ -37,7 +38,9 @@ UNLESS: Mapping[str, Sequence[Any]] = {
     "min_p": [0],
     "min_tokens": [0],
     "modalities": [["text"]],
+    "moderation": [],
     "no_repeat_ngram_size": [0],
+    "parallel_tool_calls": [True, False],
     "presence_penalty": [0],
     "reasoning_effort": ["none"],
     "response_format": [{"type": "text"}],
@@ -45,26 +48,21 @@ UNLESS: Mapping[str, Sequence[Any]] = {
     "spaces_between_special_tokens": [True],
     "stop_token_ids": [[]],
     "suffix": [""],
-    "tool_choice": ["none", "auto"],  # there are no tools to choose from: ``tools`` itself is refused
+    "tool_choice": ["none", "auto"],
     "tools": [[]],
     "typical_p": [1],
     "use_beam_search": [False],
     "verbosity": ["medium"],
+    "web_search_options": [],
 }
 WHY: Mapping[str, str] = {
-    "tools": "this model's chat template has no place for tools",
-    "functions": "this model's chat template has no place for functions",
-    "reasoning_effort": "this model's chat template has no reasoning",
+    "tools": "only chats have tools",
+    "functions": "say tools instead",
+    "reasoning_effort": "chat_template_kwargs are told to the model's chat template",
 }
 # Of a message: what a client sends back of an answer that it got, and names that the template has no place for.
 MESSAGE_NEVER = frozenset({"name", "refusal", "tool_call_id"})
-MESSAGE_UNLESS: Mapping[str, Sequence[Any]] = {
-    "annotations": [[]],
-    "audio": [],
-    "function_call": [],
-    "reasoning_content": [""],
-    "tool_calls": [[]],
-}
+MESSAGE_UNLESS: Mapping[str, Sequence[Any]] = {"annotations": [[]], "audio": [], "function_call": []}
 
 
 def without_neutral(values: Any, never: Collection[str], unless: Mapping[str, Sequence[Any]]) -> Any:

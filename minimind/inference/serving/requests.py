@@ -10,28 +10,23 @@ from __future__ import annotations
 import random
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from minimind.base.defaults import CHAT_TEMPERATURE, CHAT_TOP_P, TEXT_TEMPERATURE, TEXT_TOP_P
 from minimind.base.strict.json_text import parse_json
 from minimind.inference.sampling import Sampling
-from minimind.inference.serving.errors import ApiError, printable, validation_error
+from minimind.inference.serving.errors import ApiError, validation_error
+from minimind.inference.serving.fields import Strict, Text, few_fields, unicode_text
 from minimind.inference.serving.neutral import MESSAGE_NEVER, MESSAGE_UNLESS, NEVER, UNLESS, without_neutral
+from minimind.inference.serving.tools import ToolCall, ToolDefinition, turns_of
 from minimind.text.chat import Role, Turn
 
 MAX_STOPS = 4  # OpenAI's limit
 MAX_MESSAGES = 2048  # each has tokens of its own: few models here have room for as many
-MAX_FIELDS = 64  # of an object
 MAX_CHOICES = 128  # answers to one request: prompts times n
 MAX_TOP = 20  # OpenAI's limit
+MAX_TOOLS = 128  # OpenAI's limit
 LEAST_TEMPERATURE = 1e-3  # below it logits / temperature could overflow
-
-
-def _few_fields(values: Any) -> Any:
-    """Each unknown field becomes an error that takes time."""
-    if isinstance(values, dict) and len(values) > MAX_FIELDS:
-        raise ValueError(f"has {len(values):,} fields, {MAX_FIELDS} at most are read")
-    return values
 
 
 def _joined_parts(content: Any) -> Any:
@@ -42,12 +37,6 @@ def _joined_parts(content: Any) -> Any:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError('every part must be {"type": "text", "text": "..."}: this model reads text only')
     return "".join(part["text"] for part in content)
-
-
-def _unicode(text: str) -> str:
-    if printable(text) != text:
-        raise ValueError("holds a lone surrogate, half of a character: not Unicode text")
-    return text
 
 
 def _few_messages(messages: Any) -> Any:
@@ -73,7 +62,7 @@ def _as_prompts(prompt: Any) -> Any:
         raise ValueError("must be a string, token ids, or a list of strings or of lists of token ids")
     if len(prompts) > MAX_CHOICES:
         raise ValueError(f"has {len(prompts):,} prompts, {MAX_CHOICES} at most are answered")
-    return [_unicode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    return [unicode_text(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 def _system(role: Any) -> Any:
@@ -81,25 +70,30 @@ def _system(role: Any) -> Any:
     return "system" if role == "developer" else role
 
 
-Text = Annotated[str, AfterValidator(_unicode)]
-
-
-class Strict(BaseModel):
-    """No unknown fields and no conversions ("1" is not 1)."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Word = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,40}$")]  # the template writes it: it may spell no special token
 
 
 class ChatMessage(Strict):
-    """One turn of a chat."""
+    """One turn of a chat. ``reasoning_content`` and ``tool_calls``: of an answer, as it was told."""
 
     role: Annotated[Role, BeforeValidator(_system)]
     content: Annotated[Text, BeforeValidator(_joined_parts)]
+    reasoning_content: Text = ""
+    tool_calls: Annotated[list[ToolCall], Field(default_factory=list)]
 
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, values: Any) -> Any:
-        return without_neutral(_few_fields(values), MESSAGE_NEVER, MESSAGE_UNLESS)
+        given = without_neutral(few_fields(values), MESSAGE_NEVER, MESSAGE_UNLESS)
+        if isinstance(given, dict) and given.get("tool_calls"):
+            given.setdefault("content", "")  # an answer that only calls
+        return given
+
+    @model_validator(mode="after")
+    def _of_an_answer(self) -> ChatMessage:
+        if self.role != "assistant" and (self.tool_calls or self.reasoning_content):
+            raise ValueError("only the assistant's messages have tool_calls and reasoning_content")
+        return self
 
 
 class StreamOptions(Strict):
@@ -120,8 +114,10 @@ class Request(Strict):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Annotated[
-        list[Annotated[Text, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=MAX_STOPS)
-    ] = []
+        list[Annotated[Text, Field(min_length=1)]],
+        BeforeValidator(_as_list),
+        Field(max_length=MAX_STOPS, default_factory=list),
+    ]
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
@@ -130,7 +126,8 @@ class Request(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, values: Any) -> Any:
-        return without_neutral(_few_fields(values), NEVER, UNLESS)
+        unless = {name: values for name, values in UNLESS.items() if name not in cls.model_fields}
+        return without_neutral(few_fields(values), NEVER, unless)
 
     @model_validator(mode="after")
     def _consistent(self) -> Request:
@@ -177,6 +174,10 @@ class ChatRequest(Request):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, default_factory=list)]
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: Annotated[dict[Text, bool | int | float | Word], Field(default_factory=dict)]  # as vLLM
 
     @model_validator(mode="after")
     def _with_logprobs(self) -> ChatRequest:
@@ -184,14 +185,25 @@ class ChatRequest(Request):
             raise ValueError("top_logprobs is for logprobs: true only")
         return self
 
+    @model_validator(mode="after")
+    def _with_tools(self) -> ChatRequest:
+        if self.offered and not self.parallel_tool_calls:
+            raise ValueError("parallel_tool_calls: false is not supported by this server: leave it out")
+        return self
+
+    @property
+    def offered(self) -> list[ToolDefinition]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools
+
     @property
     def top(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
     @property
     def turns(self) -> list[Turn]:
-        """The conversation so far."""
-        return [Turn(message.role, message.content) for message in self.messages]
+        """The conversation so far. Raises UserError for what no chat template could write."""
+        return turns_of(self.messages, self.offered)
 
 
 class CompletionRequest(Request):

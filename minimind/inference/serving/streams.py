@@ -17,9 +17,9 @@ from minimind.inference.speaker import Speaker
 Pieces = AsyncGenerator[Piece, None]
 
 
-def answers(speaker: Speaker, questions: Sequence[Question]) -> list[Pieces]:
-    """The answers' pieces, one generator each."""
-    return [speaker.answer(question) for question in questions]
+def answers(speaker: Speaker, questions: Sequence[Question], whole: bool = False) -> list[Pieces]:
+    """The answers' pieces, one generator each; ``whole``: one piece each."""
+    return [speaker.answer(question, whole) for question in questions]
 
 
 async def merged(sources: Sequence[Pieces]) -> AsyncGenerator[tuple[int, Piece], None]:
@@ -76,9 +76,6 @@ async def _left(request: Request) -> None:
 
 
 async def _whole(speaker: Speaker, questions: Sequence[Question]) -> list[Piece]:
-    whole: list[Piece | None] = [None] * len(questions)
-    async with contextlib.aclosing(merged(answers(speaker, questions))) as made:
-        async for index, piece in made:
-            before = whole[index]
-            whole[index] = piece if before is None else before + piece
-    return [answer for answer in whole if answer is not None]
+    async with contextlib.aclosing(merged(answers(speaker, questions, whole=True))) as made:
+        whole = {index: piece async for index, piece in made}
+    return [whole[index] for index in range(len(questions))]

@@ -6,7 +6,6 @@ Pictures for a person to look at lie in the folder that MINIMIND_SCREENSHOTS nam
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,12 +46,6 @@ def _open(page: Page, address: str) -> None:
     page.wait("document.querySelectorAll('canvas').length > 3")
 
 
-def _shot(page: Page, name: str) -> None:
-    if folder := os.environ.get("MINIMIND_SCREENSHOTS"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.shot(Path(folder) / f"report-{name}.png", whole=True)
-
-
 def _box(page: Page) -> tuple[float, float, float, float]:
     """Left, top, width and height of the loss chart's area, scrolled into view."""
     page.value(f"{LOSS}.scrollIntoView({{block: 'center'}})")
@@ -88,7 +81,7 @@ def test_values_marks_and_zoom(browser: Browser, report: str) -> None:
         page.value("document.querySelector('[data-value=\"0\"]').click()")
         assert _ticks(page)[1] > 390
         assert page.errors() == [] and page.requests() == [report]
-        _shot(page, "desktop-light")
+        page.picture("report-desktop-light", whole=True)
 
 
 def test_the_part_that_matters_fills_the_height(browser: Browser, report: str) -> None:
@@ -106,7 +99,7 @@ def test_the_part_that_matters_fills_the_height(browser: Browser, report: str) -
         page.mouse("mouseMoved", left + width / 2, top + height / 2)
         assert page.text(".tip").split("\n")[0].endswith("s")  # a time
         assert page.errors() == []
-        _shot(page, "desktop-dark")
+        page.picture("report-desktop-dark", whole=True)
 
 
 def test_a_phone_in_chinese(browser: Browser, report: str) -> None:
@@ -115,7 +108,7 @@ def test_a_phone_in_chinese(browser: Browser, report: str) -> None:
         assert page.value("document.documentElement.scrollWidth") == 390
         text = page.text()
         assert "概览" in text and "已完成" in text and "Overview" not in text and "upon a time" in text
-        _shot(page, "phone-chinese")
+        page.picture("report-phone-chinese", whole=True)
         page.value("document.getElementById('language').click()")
         assert "Overview" in page.text() and HOSTILE in page.text("#findings")
         assert page.value("document.title") == "first, second" and page.errors() == []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minimind.inference import batching
 from minimind.inference.generation import Sampling, generate
 from minimind.model.transformer import Transformer
 from minimind.text.chat import Turn, prompt_ids
@@ -18,6 +20,9 @@ from minimind.text.tokenizer import Tokenizer
 pytest.importorskip("starlette")
 httpx = pytest.importorskip("httpx")
 
+from minimind.inference.serving import app, front  # noqa: E402
+from minimind.inference.serving.fitting import Fitting  # noqa: E402
+from minimind.inference.serving.replies import Reply, Told  # noqa: E402
 from tests.inference.running import (  # noqa: E402
     CHAT,
     COMPLETIONS,
@@ -193,7 +198,7 @@ def test_a_failure_is_told_to_the_client_without_its_traceback(
     ):
         received.extend(response.iter_lines())
     text = "\n".join(received)
-    assert '"content": ' in text and "the server failed" in text
+    assert '"content":' in text and "the server failed" in text
     assert "[DONE]" not in text and "fire" not in text
 
 
@@ -225,3 +230,41 @@ def test_models_names_the_one_model(api: Running) -> None:
     listed = api.client.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["tiny"]
     assert listed["data"][0]["max_model_len"] == POSITIONS
+
+
+LONG_PROMPT = {"prompt": "The river " * 9, "echo": True, "logprobs": 2, "max_tokens": 1}
+WORK: dict[str, tuple[Any, str, str, dict[str, Any]]] = {
+    "reading a body": (app, "parsed", CHAT, HELLO),
+    "looking at a large body": (front, "_is_crowded", CHAT, {**HELLO, "user": "x" * 100_000}),
+    "writing a conversation for the model": (Fitting, "chat", CHAT, HELLO),
+    "reading a prompt": (Transformer, "hidden_states", COMPLETIONS, {"prompt": "The river"}),
+    "making an answer": (batching, "choose", CHAT, HELLO),
+    "writing a reply": (Reply, "whole", CHAT, HELLO),
+    "writing a long event": (Told, "chunk", COMPLETIONS, {**LONG_PROMPT, "stream": True}),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_the_event_loop_goes_on_while_a_request_is_worked_at(
+    api: Running, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whatever it is that takes long: the work waits until others have been answered meanwhile."""
+    where, function, path, body = WORK[name]
+    began, go = threading.Event(), threading.Event()
+    original = getattr(where, function)
+
+    def waiting(*arguments: Any, **how: Any) -> Any:
+        began.set()
+        assert go.wait(PATIENCE)
+        return original(*arguments, **how)
+
+    monkeypatch.setattr(where, function, waiting)
+    with ThreadPoolExecutor(1) as client:
+        reply = client.submit(api.post, path, **body)
+        assert began.wait(PATIENCE)
+        try:
+            for address in ("/health", "/v1/models", "/health"):
+                assert api.client.get(address).status_code == 200
+        finally:
+            go.set()
+        assert reply.result().status_code == 200

@@ -97,9 +97,9 @@ def test_streams(client: openai.OpenAI) -> None:
 
 
 def test_what_would_change_the_answer_is_refused_by_name(client: openai.OpenAI) -> None:
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    with pytest.raises(openai.BadRequestError, match="tools is not supported by this server"):
-        client.chat.completions.create(model="tiny", messages=TALK, tools=[tool])
+    form: Any = {"type": "json_object"}
+    with pytest.raises(openai.BadRequestError, match="response_format is not supported by this server"):
+        client.chat.completions.create(model="tiny", messages=TALK, response_format=form)
 
 
 def scored(model: Transformer, tokenizer: Tokenizer, ids: list[int]) -> list[float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +16,14 @@ from minimind.model.transformer import ModelConfig, Transformer
 from minimind.text.tokenizer import Tokenizer
 
 pytest.importorskip("starlette")
-httpx = pytest.importorskip("httpx")
+pytest.importorskip("httpx")
 
-from minimind.inference.about import About  # noqa: E402
-from minimind.inference.answers import Writer  # noqa: E402
-from minimind.inference.serving.page import FILES, page_paths  # noqa: E402
-from tests.inference.running import Running, Speech  # noqa: E402
-from tests.inference.serving import browser  # noqa: E402
-from tests.inference.serving.browser import ENTER, Page  # noqa: E402
-from tests.waiting import PATIENCE, wait_for  # noqa: E402
+from minimind.inference.about import About
+from minimind.inference.answers import Writer
+from minimind.inference.serving.page import FILES, page_paths
+from tests.browser import Browser, Page
+from tests.inference.running import Running, Speech
+from tests.waiting import PATIENCE, wait_for
 
 ABOUT: Any = {
     "knows": "sums of two numbers, capitals, opposites and small stories",
@@ -70,10 +68,10 @@ class Held(Speech):
         super().__init__(*arguments, **how)
         self.go = threading.Event()
 
-    def __call__(self, writer: Writer, logits: Any) -> int:
+    def __call__(self, writer: Writer) -> int:
         if self.said == self.until:
             assert self.go.wait(PATIENCE)
-        return super().__call__(writer, logits)
+        return super().__call__(writer)
 
 
 @pytest.fixture(scope="module")
@@ -87,31 +85,33 @@ def server(tokenizer: Tokenizer) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    if reason := browser.missing():
-        pytest.skip(reason)
-    with browser.driver(tmp_path_factory.mktemp("driver") / "log") as client:
-        yield client
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser.start(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
 
 
 @pytest.fixture
-def page(server: Running, driver: httpx.Client, tmp_path: Path) -> Iterator[Page]:
-    with browser.window(driver, tmp_path) as page:
-        page.look(1280, 800)
+def page(server: Running, browser: Browser) -> Iterator[Page]:
+    with browser.page(1280, 800) as page:
         page.open(f"http://127.0.0.1:{server.port}/")
-        page.until(lambda: page.texts("#model") == ["tiny"])
+        wait_for(lambda: page.texts("#model") == ["tiny"])
         yield page
+
+
+def send(page: Page, question: str) -> None:
+    page.type("#question", question)
+    page.press("Enter")
 
 
 def ask(page: Page, question: str) -> None:
     """And wait for the answer's end."""
-    page.type("#question", question + ENTER)
-    page.until(lambda: page.texts(".user .body")[-1:] == [question])
+    send(page, question)
+    wait_for(lambda: page.texts(".user .body")[-1:] == [question])
     done(page)
 
 
 def done(page: Page) -> None:
-    page.until(lambda: page.run("return document.getElementById('stop').hidden"), "the answer's end")
+    page.wait("document.getElementById('stop').hidden")
 
 
 @pytest.mark.browser
@@ -121,7 +121,7 @@ def test_a_conversation_is_shown_kept_and_listed(
     assert page.texts("#empty li") == ABOUT["examples"] and ABOUT["knows"] in page.texts("#empty p")[0]
     Speech.put(monkeypatch, tokenizer, NASTY)
     page.click("#empty li:first-child button")
-    page.until(lambda: page.texts(".assistant .tools"))
+    wait_for(lambda: page.texts(".assistant .tools"))
     for when in ("at once", "after a reload"):
         assert page.texts(".user .body") == [ABOUT["examples"][0]], when
         assert page.texts(".assistant strong") == ["bold"] and page.texts(".assistant li") == ["one", "two"]
@@ -130,7 +130,7 @@ def test_a_conversation_is_shown_kept_and_listed(
         assert re.search(r"\d+ tokens · [\d.]+ tokens/s", page.texts(".assistant .note")[0])
         assert re.fullmatch(r"\d+ of 3000 tokens", page.texts("#context")[0])
         page.reload()
-        page.until(lambda: page.texts("#model") == ["tiny"])
+        wait_for(lambda: page.texts("#model") == ["tiny"])
     assert page.run("return document.title") == "tiny"
     page.click("#new")
     ask(page, "another one")
@@ -138,8 +138,7 @@ def test_a_conversation_is_shown_kept_and_listed(
     page.click("#list li:last-child .name")
     assert page.texts(".user .body") == [ABOUT["examples"][0]]
     page.click("#list li.open .delete")
-    page.accept()
-    page.until(lambda: page.texts("#list .name") == ["another one"])
+    wait_for(lambda: page.texts("#list .name") == ["another one"])
     addresses = page.run("return performance.getEntriesByType('resource').map(e => new URL(e.name).origin)")
     assert set(addresses) == {page.run("return location.origin")}
 
@@ -150,20 +149,20 @@ def test_stop_regenerate_edit_and_send_again(
 ) -> None:
     Speech.put(monkeypatch, tokenizer, "river ", forever=True)
     page.run("localStorage.settings = JSON.stringify({max_tokens: 2900})")
-    page.type("#question", "first" + ENTER)
-    page.until(lambda: "river" in "".join(page.texts(".making .body")))
+    send(page, "first")
+    wait_for(lambda: "river" in "".join(page.texts(".making .body")))
     page.click("#stop")
     done(page)
     assert "stopped" in page.texts(".assistant .note")[0]
     wait_for(lambda: not server.speaker.batch.writers)
     speech = Speech.put(monkeypatch, tokenizer, "hill")
     page.click(".assistant .tools button:nth-child(2)")
-    page.until(lambda: page.texts(".assistant .body") == ["hill"])
+    wait_for(lambda: page.texts(".assistant .body") == ["hill"])
     done(page)
     page.click(".user .tools button:first-child")
     page.type(".edit textarea", "second")
     page.click(".edit .main")
-    page.until(lambda: page.texts(".user .body") == ["second"])
+    wait_for(lambda: page.texts(".user .body") == ["second"])
     done(page)
     assert len(speech.asked) == 2 and page.texts(".assistant .body") == ["hill"]
 
@@ -175,36 +174,74 @@ def test_an_error_keeps_the_question_and_offers_to_try_again(
     long = "z" * 4000
     page.run("document.getElementById('question').value = arguments[0]", long)
     page.click("#send")
-    (error,) = page.until(lambda: page.texts(".error span"))
+    wait_for(lambda: page.texts(".error span"))
+    (error,) = page.texts(".error span")
     assert "may have at most 2999" in error and page.texts(".user .body") == [long]
     Speech.put(monkeypatch, tokenizer, "hill")
     page.click(".user .tools button:first-child")
     page.type(".edit textarea", "shorter")
     page.click(".edit .main")
-    page.until(lambda: page.texts(".assistant .body") == ["hill"])
+    wait_for(lambda: page.texts(".assistant .body") == ["hill"])
     done(page)
     Speech.put(monkeypatch, tokenizer, "half an ans", fails=True)
-    page.type("#question", "next" + ENTER)
-    page.until(lambda: page.texts(".error span"))
+    send(page, "next")
+    wait_for(lambda: page.texts(".error span"))
     assert page.texts(".user .body") == ["shorter", "next"]
     page.picture("error")
     Speech.put(monkeypatch, tokenizer, "whole")
     page.click(".error button")
-    page.until(lambda: page.texts(".assistant .body") == ["hill", "whole"] and not page.texts(".error"))
+    wait_for(lambda: page.texts(".assistant .body") == ["hill", "whole"] and not page.texts(".error"))
+
+
+@pytest.mark.browser
+def test_reasoning_is_shown_apart_and_not_sent_again(
+    page: Page, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speech = Speech.put(monkeypatch, tokenizer, "<think>\nhill? *river*\n</think>\n\nThe river.")
+    ask(page, "which")
+    assert page.texts(".assistant .body") == ["The river."] and page.texts(".thought summary") == ["Reasoning"]
+    page.click(".thought summary")
+    assert "hill? *river*" in page.texts(".thought")[0]
+    ask(page, "again")
+    assert "hill?" not in tokenizer.decode(speech.asked[-1].prompt)
+    page.reload()
+    wait_for(lambda: page.texts(".thought summary") == ["Reasoning"] * 2)
+
+
+@pytest.mark.browser
+def test_by_the_keyboard_alone(page: Page, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every control is reached by Tab and shows that it is; Escape closes the settings."""
+    Speech.put(monkeypatch, tokenizer, "hill")
+    page.command("Input.insertText", text="first")  # the question has the focus
+    page.press("Enter")
+    done(page)
+    reached = {"question"}
+    for _ in range(30):
+        page.press("Tab")
+        reached.add(page.run("const n = document.activeElement; return n.id || n.className || n.innerText"))
+        outlined = "const n = document.activeElement; return n === document.body || n.matches(':focus-visible')"
+        assert page.run(outlined)
+    assert {"new", "language", "settings", "send", "Copy", "Regenerate", "Edit", "name", "delete"} <= reached
+    page.run("document.getElementById('settings').focus()")
+    page.press("Enter")
+    page.wait("document.getElementById('options').open")
+    page.press("Escape")
+    page.wait("!document.getElementById('options').open")
+    assert page.run("return document.activeElement.id") == "settings"
 
 
 @pytest.mark.browser
 def test_scrolling_up_while_it_streams_stays(page: Page, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     speech = Held(tokenizer, LONG)
     speech.until = len(speech.ids) * 3 // 4
-    monkeypatch.setattr(Writer, "choose", lambda writer, logits: speech(writer, logits))
+    speech.spoken_by(monkeypatch)
     page.run("localStorage.settings = JSON.stringify({max_tokens: 2900})")
-    page.type("#question", "tell" + ENTER)
+    send(page, "tell")
     wait_for(lambda: speech.said == speech.until)
-    page.until(lambda: page.run("return document.getElementById('turns').scrollTop") > 100)
+    wait_for(lambda: page.run("return document.getElementById('turns').scrollTop") > 100)
     page.run("document.getElementById('turns').scrollTop = 50")
     speech.go.set()
-    page.until(lambda: "Line 39" in page.texts(".assistant .body")[0])
+    wait_for(lambda: "Line 39" in page.texts(".assistant .body")[0])
     done(page)
     assert page.run("return document.getElementById('turns').scrollTop") == 50
     page.click("#latest")
@@ -213,7 +250,7 @@ def test_scrolling_up_while_it_streams_stays(page: Page, tokenizer: Tokenizer, m
     )
 
 
-SIZES = {"desktop": (1280, 800), "phone": (375, 740)}
+SIZES = {"desktop": (1280, 800), "phone": (360, 740)}
 SHOWN = {
     "en": "Yes. A river **runs** from the hill to the sea:\n\n1. rain falls,\n2. a stream grows,\n3. it ends.\n\n"
     "```python\nwater = sum(rain)  # each hill has its own stream, and each stream its own name\nprint(water)\n```\n\n"
@@ -231,9 +268,9 @@ def test_nothing_runs_off_the_edge(
 ) -> None:
     Speech.put(monkeypatch, tokenizer, SHOWN[language])
     name = f"{size}-{language}-{'dark' if dark else 'light'}"
-    page.look(*SIZES[size], dark=dark, language={"en": "en-US", "zh": "zh-CN"}[language])
+    page.look(*SIZES[size], dark=dark, language={"en": "en-US", "zh": "zh-CN"}[language], phone=size == "phone")
     page.reload()
-    page.until(lambda: page.texts("#empty li"))
+    wait_for(lambda: page.texts("#empty li"))
     page.picture(f"{name}-empty")
     ask(page, {"en": "Does the river run?", "zh": "河水会流吗？"}[language])
     ask(page, {"en": "And a very long question " * 6, "zh": "还有一个很长的问题，" * 12}[language].strip())
@@ -246,7 +283,7 @@ def test_nothing_runs_off_the_edge(
         )
     if size == "phone":
         page.click("#menu")
-        page.until(lambda: page.run("return document.getElementById('side').getBoundingClientRect().left") == 0)
+        wait_for(lambda: page.run("return document.getElementById('side').getBoundingClientRect().left") == 0)
         page.picture(f"{name}-menu")
         page.run("document.getElementById('shade').click()")
     page.click("#settings")

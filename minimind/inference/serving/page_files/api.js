@@ -50,8 +50,8 @@ function body(turns, how) {
   });
 }
 
-// Asks, and calls `onText` with each piece; what is known at the end: {finish, usage, dropped, seconds}.
-export async function ask(turns, how, signal, onText) {
+// Asks, and calls `onPart` with each piece of text and of reasoning; what is known at the end: {finish, usage, dropped, seconds}.
+export async function ask(turns, how, signal, onPart) {
   const response = await checked(
     await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: body(turns, how), signal }));
   const known = { finish: null, usage: null, dropped: 0, seconds: 0 };
@@ -62,9 +62,10 @@ export async function ask(turns, how, signal, onText) {
     known.dropped = event.dropped_messages || 0;
     const choice = event.choices[0];
     if (!choice) continue;
-    if (choice.delta.content) {
+    const { content = "", reasoning_content: thought = "" } = choice.delta;
+    if (content || thought) {
       began = began || performance.now();
-      onText(choice.delta.content);
+      onPart(content, thought);
     }
     known.finish = choice.finish_reason || known.finish;
     known.seconds = began ? (performance.now() - began) / 1000 : 0;

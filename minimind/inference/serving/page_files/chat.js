@@ -34,11 +34,24 @@ function showTurn(turn, index) {
   body.dir = "auto";
   node.append(who, body);
   if (turn.role === "user") body.textContent = turn.content;
-  else body.append(...markdown(turn.content));
+  else showAnswer(turn, body);
   if (running?.turn === turn) node.classList.add("making");
   else node.append(turn.role === "user" ? userTools(turn, index, node) : answerTools(turn, index));
   if (turn.error) node.append(errorBox(turn, index));
   return node;
+}
+
+function showAnswer(turn, body) {
+  body.replaceChildren(...markdown(turn.content));
+  if (!turn.thought) return;
+  const old = body.parentNode?.querySelector(".thought");
+  const text = make("div", turn.thought);
+  if (old) old.lastChild.replaceWith(text);
+  else {
+    const thought = make("details", make("summary", say("thought")), text);
+    thought.className = "thought";
+    body.before(thought);
+  }
 }
 
 function userTools(turn, index, node) {
@@ -190,7 +203,7 @@ async function answerFrom(index) {
   show();
   toEnd();
   await fill(turn, asked, running.controller.signal);
-  if (!turn.content) conversation.turns.splice(conversation.turns.indexOf(turn), 1);
+  if (!turn.content && !turn.thought) conversation.turns.splice(conversation.turns.indexOf(turn), 1);
   const stays = !nearEnd();
   running = null;
   if (store.conversations.includes(conversation)) store.keep();
@@ -208,13 +221,14 @@ async function fill(turn, asked, signal) {
     const body = at("turns").querySelector(".making .body");
     if (!body || running?.turn !== turn) return;
     const follow = nearEnd();
-    body.replaceChildren(...markdown(turn.content));
+    showAnswer(turn, body);
     if (follow) toEnd();
     else at("latest").hidden = false;
   };
   try {
-    const known = await ask(asked, store.settings(), signal, (text) => {
+    const known = await ask(asked, store.settings(), signal, (text, thought) => {
       turn.content += text;
+      turn.thought = (turn.thought || "") + thought;
       if (!waiting) requestAnimationFrame(draw);
       waiting = true;
     });

@@ -14,7 +14,7 @@ const TEXTS = {
     resend: "Send again", cancel: "Cancel", remove: "Delete", sure: "Delete this conversation?",
     latest: "↓ Latest", rate: (n) => `${n} tokens/s`, made: (n) => `${n} tokens`,
     context: (used, of) => `${used} of ${of} tokens`, hello: "What would you like to ask?",
-    knows: (what) => `This model knows ${what}`, other: "中文", code: "code",
+    knows: (what) => `This model knows ${what}`, other: "中文", code: "code", thought: "Reasoning",
     examples: ["Who are you?", "Why is the sky blue?", "Tell me a short story."],
   },
   zh: {
@@ -31,7 +31,7 @@ const TEXTS = {
     resend: "重新发送", cancel: "取消", remove: "删除", sure: "删除这个对话？",
     latest: "↓ 最新", rate: (n) => `${n} 词元/秒`, made: (n) => `${n} 个词元`,
     context: (used, of) => `${used} / ${of} 词元`, hello: "想问点什么？",
-    knows: (what) => `这个模型学过：${what}`, other: "English", code: "代码",
+    knows: (what) => `这个模型学过：${what}`, other: "English", code: "代码", thought: "思考过程",
     examples: ["你是谁？", "天空为什么是蓝色的？", "给我讲一个小故事。"],
   },
 };
