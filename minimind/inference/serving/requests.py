@@ -17,9 +17,10 @@ from minimind.base.strict.json_text import parse_json
 from minimind.inference.sampling import Sampling
 from minimind.inference.serving.errors import ApiError, validation_error
 from minimind.inference.serving.fields import Strict, Text, few_fields, unicode_text
-from minimind.inference.serving.neutral import MESSAGE_NEVER, MESSAGE_UNLESS, NEVER, UNLESS, without_neutral
-from minimind.inference.serving.tools import ToolCall, ToolDefinition, turns_of
-from minimind.text.chat import Role, Turn
+from minimind.inference.serving.messages import ChatMessage, turns_of
+from minimind.inference.serving.neutral import NEVER, UNLESS, without_neutral
+from minimind.inference.serving.tools import ToolDefinition
+from minimind.text.chat import Turn
 
 MAX_STOPS = 4  # OpenAI's limit
 MAX_MESSAGES = 2048  # each has tokens of its own: few models here have room for as many
@@ -27,16 +28,6 @@ MAX_CHOICES = 128  # answers to one request: prompts times n
 MAX_TOP = 20  # OpenAI's limit
 MAX_TOOLS = 128  # OpenAI's limit
 LEAST_TEMPERATURE = 1e-3  # below it logits / temperature could overflow
-
-
-def _joined_parts(content: Any) -> Any:
-    """A message's content: a string, or a list of text parts, which are joined."""
-    if not isinstance(content, list):
-        return content
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError('every part must be {"type": "text", "text": "..."}: this model reads text only')
-    return "".join(part["text"] for part in content)
 
 
 def _few_messages(messages: Any) -> Any:
@@ -65,35 +56,7 @@ def _as_prompts(prompt: Any) -> Any:
     return [unicode_text(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
-def _system(role: Any) -> Any:
-    """OpenAI's newer name for it."""
-    return "system" if role == "developer" else role
-
-
 Word = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,40}$")]  # the template writes it: it may spell no special token
-
-
-class ChatMessage(Strict):
-    """One turn of a chat. ``reasoning_content`` and ``tool_calls``: of an answer, as it was told."""
-
-    role: Annotated[Role, BeforeValidator(_system)]
-    content: Annotated[Text, BeforeValidator(_joined_parts)]
-    reasoning_content: Text = ""
-    tool_calls: Annotated[list[ToolCall], Field(default_factory=list)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, values: Any) -> Any:
-        given = without_neutral(few_fields(values), MESSAGE_NEVER, MESSAGE_UNLESS)
-        if isinstance(given, dict) and given.get("tool_calls"):
-            given.setdefault("content", "")  # an answer that only calls
-        return given
-
-    @model_validator(mode="after")
-    def _of_an_answer(self) -> ChatMessage:
-        if self.role != "assistant" and (self.tool_calls or self.reasoning_content):
-            raise ValueError("only the assistant's messages have tool_calls and reasoning_content")
-        return self
 
 
 class StreamOptions(Strict):

@@ -7,20 +7,15 @@ model's leaves out, by the template itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from minimind.base.errors import UserError
 from minimind.base.strict.json_text import parse_json
-from minimind.data.records.turns import Notes, system_turns, turn_list
-from minimind.data.records.values import BadRecord
 from minimind.inference.serving.fields import Strict, Text, few_fields
-from minimind.text.chat import Turn
 
 if TYPE_CHECKING:
-    from minimind.inference.serving.requests import ChatMessage
+    pass
 
 
 def _without_nulls(values: Any) -> Any:
@@ -73,28 +68,3 @@ class _Tool(Strict):
 
 ToolCall = Annotated[_Call, BeforeValidator(_without_nulls)]
 ToolDefinition = Annotated[_Tool, BeforeValidator(_without_nulls)]
-
-
-def turns_of(messages: Sequence[ChatMessage], tools: Sequence[_Tool]) -> list[Turn]:
-    """The conversation, its tools with the system message. Raises UserError."""
-    turns = [_turn(message, f"messages[{place}]") for place, message in enumerate(messages)]
-    if not tools:
-        return turns
-    system = messages[0].content if messages[0].role == "system" else None
-    try:
-        told = system_turns(system, [tool.as_given for tool in tools], "tools")
-    except BadRecord as error:
-        raise UserError(str(error)) from None
-    return [*told, *(turns if system is None else turns[1:])]
-
-
-def _turn(message: ChatMessage, where: str) -> Turn:
-    if not message.tool_calls and not message.reasoning_content:
-        return Turn(message.role, message.content)
-    calls = [call.model_dump(include={"function"}) for call in message.tool_calls]
-    said = {"role": "assistant", "content": message.content, "tool_calls": calls}
-    try:
-        (turn,) = turn_list([{**said, "reasoning_content": message.reasoning_content}], Notes())
-    except BadRecord as error:
-        raise UserError(f"{where}: {str(error).removeprefix('turn 1 ')}") from None
-    return turn

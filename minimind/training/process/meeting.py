@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import os
 import re
@@ -33,6 +34,7 @@ PERIOD = 0.2  # seconds from look to look
 SETTLE = 1.0  # seconds for the others to read what rank 0 has found, before it takes the store with it
 REACH = 5.0  # seconds beyond the limit in which rank 0's answer comes, if it lives and can be reached
 VERDICT = "absent"  # the ranks that have not come
+MEETINGS = itertools.count()  # of this process, which may train several times: its store keeps what was agreed before
 ADVICE = "start the same command on every host, or give them longer: --set heartbeat={start_limit: 600}"
 
 
@@ -47,6 +49,7 @@ class Meeting:
         """``limit``: seconds that one waits for the others."""
         self.rank, self.world_size = rank, world_size
         self._store, self._limit, self._count = store, limit, 0
+        self._number = next(MEETINGS)  # the same on every rank
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's ``value``, by rank, on every rank: rank 0 puts them together. Raises PeerLost."""
@@ -54,8 +57,10 @@ class Meeting:
         names = [f"{self._count}/{rank}" for rank in range(self.world_size)]
         self._set(names[self.rank], value)
         if self.rank == 0:
-            absent = _wait_for_all(self._store, list(map(_key, names)), self._limit)
-            self._set(f"{self._count}/all", None if absent else [json.loads(self._store.get(_key(n))) for n in names])
+            absent = _wait_for_all(self._store, list(map(self._key, names)), self._limit)
+            self._set(
+                f"{self._count}/all", None if absent else [json.loads(self._store.get(self._key(n))) for n in names]
+            )
             if absent:
                 time.sleep(SETTLE)
                 raise PeerLost(f"{_named(absent)} has come and ended again, or can't be reached any more")
@@ -82,16 +87,20 @@ class Meeting:
         """The ranks that have not come to rank 0 within the limit. Raises PeerLost."""
         self._set(f"here/{self.rank}", socket.gethostname())
         if self.rank == 0:
-            here = [_key(f"here/{rank}") for rank in range(self.world_size)]
+            here = [self._key(f"here/{rank}") for rank in range(self.world_size)]
             self._set(VERDICT, _wait_for_all(self._store, here, self._limit))
         return list(self._from_rank_0(VERDICT))
 
+    def _key(self, name: str) -> str:
+        """As torch does: an agent of torchrun keeps its store when it starts the ranks again."""
+        return f"minimind/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{self._number}/{name}"
+
     def _set(self, name: str, value: Any) -> None:
-        self._store.set(_key(name), json.dumps(value))
+        self._store.set(self._key(name), json.dumps(value))
 
     def _from_rank_0(self, name: str) -> Any:
         try:
-            return json.loads(self._store.get(_key(name)))
+            return json.loads(self._store.get(self._key(name)))
         except RuntimeError as error:  # torch's: the connection has gone, or never a word
             host, port = _place()
             raise PeerLost(f"rank 0 at {host}:{port} has ended, or can't be reached, before all had begun") from error
@@ -180,11 +189,6 @@ def hosts_of_ranks(launcher: int) -> list[str]:
         return [str(host) for host, numbers in slots.items() for _ in numbers]
     except (binascii.Error, ValueError, AttributeError, TypeError):
         return []
-
-
-def _key(name: str) -> str:
-    """As torch does: an agent of torchrun keeps its store when it starts the ranks again."""
-    return f"minimind/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
 
 
 def _named(ranks: Sequence[int]) -> str:

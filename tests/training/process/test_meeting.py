@@ -71,6 +71,16 @@ except PeerLost as lost:
 """
 
 
+class Store(dict[str, str]):
+    """A TCPStore of this process."""
+
+    set = dict.__setitem__
+    get = dict.__getitem__  # type: ignore[assignment]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
 def ranks(*more: str, **variables: str) -> list[str]:
     """What two ranks print that meet and agree on two things and a third; ``more``: the second leaves before that."""
     port, running = str(free_port()), []
@@ -94,9 +104,18 @@ def test_a_rank_that_leaves_between_is_named() -> None:
 
 def test_an_agents_store_holds_another_meeting_for_each_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's agent keeps its store: what the ranks of the start before have left there is not of these."""
-    first = meeting._key("here/1")
+    store = Meeting(Store(), 0, 1, 0.0)
+    first = store._key("here/1")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert meeting._key("here/1") != first
+    assert store._key("here/1") != first
+
+
+def test_a_process_that_trains_twice_meets_anew() -> None:
+    """Its store keeps what the first meeting agreed on; a second run read that run's address and key."""
+    store = Store()
+    assert [Meeting(store, 0, 1, 0.0).gather(word) for word in ("first", "second")] == [["first"], ["second"]]
+    ranks = [Meeting(store, 1, 2, 0.0) for _ in range(2)]
+    assert len({rank._key("here/1") for rank in ranks}) == 2
 
 
 def test_ranks_that_are_numbered_by_hand_learn_that_they_are_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
