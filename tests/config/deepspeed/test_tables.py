@@ -33,6 +33,10 @@ PROBES: dict[str, tuple[Any, Any, Any, str]] = {
     "number": ("0.5", 0.5, "x", "a number"),
     "str": ("x", "x", 3, "a string"),
     "list": ([1], [1], "x", "a list [...]"),
+    "names": (["x"], ["x"], [1], "a list of strings"),
+    "count": ("3", 3, -1, "a whole number of at least 0"),
+    "amount": ("0.5", 0.5, -0.5, "a number of at least 0"),
+    "share": ("0.5", 0.5, 1.5, "a number from 0 to 1"),
 }
 
 
@@ -239,7 +243,6 @@ def test_the_other_value_of_each_is_not_worth_a_word(config: dict[str, Any]) -> 
         ("zero_optimization.legacy_stage1", True),
         ("managed_gradient_accumulation", False),
         ("gradient_allreduce_op", "sum"),
-        ("sequence_parallel_size", 2),
     ],
 )
 def test_what_would_train_something_else_is_refused_at_its_key(path: str, value: Any) -> None:
@@ -327,7 +330,7 @@ def test_bounds_of_the_loss_scale(fp16: dict[str, Any], path: str) -> None:
         ({"gradient_clipping": -0.1}, "gradient_clipping"),
         ({"train_batch_size": 0}, "train_batch_size"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
-        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}, "scheduler.params.warmup_num_steps"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": -1}}}, "scheduler.params.warmup_num_steps"),
         ({"scheduler": {"type": "OneCycle", "params": {"cycle_max_lr": 1}}}, "scheduler.params"),
         (
             {"scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_step_size": 0}}},
@@ -349,7 +352,7 @@ def test_numbers_out_of_their_bounds_are_refused_at_their_key(config: dict[str, 
         {"zero_optimization": {"stage": 2, "reduce_bucket_size": 1, "allgather_bucket_size": 1}},
         {"gradient_clipping": 0.0},
         {"train_batch_size": 2, "gradient_accumulation_steps": 1},
-        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1}}},
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
         {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}}},
     ],
 )

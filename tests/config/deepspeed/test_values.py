@@ -60,7 +60,7 @@ REFUSED = object()
 def ours(path: str, value: Any) -> Any:
     """What our reading makes of one value; "auto" and null are as if the key were not there."""
     config: dict[str, Any] = {}
-    draft = Draft(JsonSource(config, "a.json"), config)
+    draft = Draft(JsonSource(config, "a.json"), config, kind="pretrain")
     draft.set(path, copy.deepcopy(value))
     check_names_and_types(draft)
     return REFUSED if draft.problems else draft.get(path, AUTO)
@@ -118,7 +118,7 @@ def test_what_is_accepted_deepspeed_can_read() -> None:
     for path in leaves(schema.TOP_LEVEL):
         for value in CORNERS:
             config = {"fp16": {"enabled": True}, "zero_optimization": {"stage": 3}}
-            draft = Draft(JsonSource(config, ""), config)
+            draft = Draft(JsonSource(config, ""), config, kind="pretrain")
             if isinstance(draft.get(path.rpartition(".")[0], {}), dict):
                 draft.set(path, copy.deepcopy(value))
             try:
@@ -210,7 +210,7 @@ def test_comments_and_commas_that_deepspeeds_parser_takes_are_taken(tmp_path: An
 def test_a_value_without_its_section_is_taken_where_it_can_mean_one_thing(
     config: dict[str, Any], taken: dict[str, Any]
 ) -> None:
-    draft = Draft(JsonSource(config, "a.json"), config)
+    draft = Draft(JsonSource(config, "a.json"), config, kind="pretrain")
     check_names_and_types(draft)
     assert (draft.values, draft.problems) == (taken, [])
 

@@ -61,6 +61,7 @@ def hosts(root: Path) -> dict[str, Any]:
         own.mkdir()
     disks = seen["disks"] = find_disks(control, own)
     seen["finding"] = separate(disks, own)
+    control.barrier()  # each rank takes its own file away
     seen["left"] = sorted(path.name for path in own.iterdir()) if own.exists() else None
     (root / "shared").mkdir(exist_ok=True)
     seen["shared save"] = saved(root / "shared", saving, [])
