@@ -41,7 +41,9 @@ COVERED_BY = {
     "data/records/test_texts.py": "data/records/rejects",
     "data/store/test_prepare.py": "data/store/files",
     "inference/serving/test_openai_client.py": "inference/serving/replies",
-    "inference/serving/test_requests.py": "inference/serving/errors inference/serving/fields inference/serving/messages",
+    "inference/serving/test_requests.py": (
+        "inference/serving/errors inference/serving/fields inference/serving/messages"
+    ),
     "inference/test_batching.py": "inference/slots",
     "interop/test_model_card.py": "commands/facts",
     "interop/test_families.py": "interop/huggingface_config",
