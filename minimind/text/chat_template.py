@@ -29,12 +29,11 @@ from typing import Any, NoReturn
 from minimind.base.errors import UserError
 from minimind.text.codec import Codec, refuse_surrogates
 from minimind.text.marks import Marks
-from minimind.text.messages import Message, Tools, messages_of, says, strings, thinks, with_aliases
+from minimind.text.messages import THOUGHT_START, Message, Tools, messages_of, says, strings, thinks, with_aliases
 from minimind.text.sandbox import Program, TemplateFailure, program
 from minimind.text.spans import Encoder, Span
 from minimind.text.turn import NotRendered, Rendered, Turn, is_answer
 
-_THINK = "<think>"
 _NONE: Mapping[str, Any] = {}
 _QUESTION = [Turn("user", "Why?"), Turn("assistant", "Because.")]
 _MORE = [*_QUESTION, Turn("user", "How?"), Turn("assistant", "So.")]
@@ -192,7 +191,7 @@ class ChatTemplate:
 def _header(asked: str, prompt: str, answered: str) -> str:
     """What tells that an answer begins, from what follows a question: alone, with the generation prompt, answered."""
     both = _common(prompt, answered)
-    own = both[len(_common(asked, both)) :].partition(_THINK)[0]
+    own = both[len(_common(asked, both)) :].partition(THOUGHT_START)[0]
     # A template without a generation prompt of its own ([/INST]): what ends the question. Its text has two characters
     # after the mark.
     header = own or (both[2:] if prompt == asked else "")

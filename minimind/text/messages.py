@@ -11,7 +11,7 @@ from minimind.text.turn import NotRendered, Turn
 
 Message = dict[str, Any]
 Tools = list[Any] | None
-THOUGHT_END = "</think>"
+THOUGHT_START, THOUGHT_END = "<think>", "</think>"
 
 
 def messages_of(turns: Sequence[Turn]) -> tuple[list[Message], Tools]:
@@ -45,7 +45,7 @@ def says(message: Message) -> bool:
 def thinks(message: Message) -> bool:
     """Whether it is an answer with reasoning."""
     thought = str(message.get("reasoning_content") or "") + parts_of(message)[0]
-    return message["role"] == "assistant" and bool(thought.replace("<think>", "").strip())
+    return message["role"] == "assistant" and bool(thought.replace(THOUGHT_START, "").strip())
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -23,11 +23,10 @@ from typing import Any
 
 from minimind.base.files import passing
 from minimind.base.strict.json_text import is_number, parse_json
-from minimind.commands.launcher.hostfile import SSH_SECONDS
+from minimind.commands.launcher.hostfile import AT_ONCE, SSH_SECONDS
 from minimind.commands.launcher.probe import MARK, PACKAGES
 from minimind.training.process.interfaces import addresses
 
-TOGETHER = 32  # hosts that are asked at once
 SKEW = 1.0  # seconds that a clock may be off before it is said
 MOST_OUTPUT = 1 << 18  # characters of a host's answer
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
@@ -80,7 +79,7 @@ def survey(slots: Mapping[str, int], port: int, directory: Path, files: Sequence
             token = stack.enter_context(passing(existing, content.encode()))
         question |= {"directory": str(existing), "token": token or "none", "content": content}
         words = remote_words(question)
-        with ThreadPoolExecutor(TOGETHER) as pool:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(lambda host: answer(host, words, ask), slots))
 
 

@@ -5,16 +5,24 @@ A value that has a meaning is used (translate.py renames it); one that would tra
 
 from __future__ import annotations
 
-from minimind.config.yaml_names.meaning import Meaning, other, refused, unused
+from minimind.config.yaml_names.meaning import (
+    KERNELS,
+    OF_THE_MODEL,
+    PACKED,
+    PACKED_APART,
+    TEMPLATE,
+    Meaning,
+    other,
+    refused,
+    unused,
+)
 
 _ADAPTER = "all weights are trained, without an adapter"
 _OF_ADAPTERS = "of an adapter, which is not here"
 _QUANTIZED = "weights are trained in the precision of `bf16` or `fp16`"
-_TEMPLATE = "the template of the tokenizer's directory holds"
 _DATA = "`train_file`: a path, or a list of paths with weights"
 _HELD_OUT = "hold records out in a file of their own: `eval_file`"
 _TARGETS = "fine-tuning trains the answers of every turn"
-_KERNELS = "the model chooses its kernels"
 _STORE = "tokens are prepared once, in the cache"
 
 FRAMEWORKS: dict[str, Meaning] = {
@@ -37,7 +45,7 @@ FRAMEWORKS: dict[str, Meaning] = {
     "upcast_layernorm": unused("masters are kept in fp32"),
     **dict.fromkeys(("use_galore", "use_apollo", "use_badam"), refused("the optimizer is `optim`, or the JSON's")),
     "rope_scaling": refused("positions belong to the model: `model`", "none"),
-    "model_type": unused("the model's directory, or `model`, says what it is"),
+    "model_type": unused(OF_THE_MODEL),
     "tokenizer_type": unused("the tokenizer's directory says what it is"),
     "tokenizer_name": other("`tokenizer`, a path"),
     "special_tokens": refused("the tokenizer has its own", {}),
@@ -53,12 +61,12 @@ FRAMEWORKS: dict[str, Meaning] = {
     "streaming": unused(_STORE),
     **dict.fromkeys(("overwrite_cache", "tokenized_path", "dataset_prepared_path", "cache_dir"), unused(_STORE)),
     "sequence_len": other("`max_seq_length`"),
-    "sample_packing": unused("rows are always packed", True),
-    "eval_sample_packing": unused("rows are always packed", True),
-    "neat_packing": unused("rows are always packed, and each document sees itself only", True),
-    "pad_to_sequence_len": unused("rows are always packed", True),
-    "template": unused(_TEMPLATE),
-    "chat_template": unused(_TEMPLATE),
+    "sample_packing": unused(PACKED, True),
+    "eval_sample_packing": unused(PACKED, True),
+    "neat_packing": unused(PACKED_APART, True),
+    "pad_to_sequence_len": unused(PACKED, True),
+    "template": unused(TEMPLATE),
+    "chat_template": unused(TEMPLATE),
     "default_system": refused("write it into the records, as a turn of role system"),
     "mask_history": refused(_TARGETS),
     "train_on_prompt": refused(_TARGETS),
@@ -79,6 +87,6 @@ FRAMEWORKS: dict[str, Meaning] = {
             *("flash_attn", "flash_attention", "xformers_attention", "sdp_attention", "attn_impl"),
             "enable_liger_kernel",
         ),
-        unused(_KERNELS, "auto"),
+        unused(KERNELS, "auto"),
     ),
 }

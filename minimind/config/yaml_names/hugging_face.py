@@ -6,13 +6,24 @@ Tests compare the table with the installed transformers; fields of older version
 from __future__ import annotations
 
 from minimind.config.yaml_names.frameworks import FRAMEWORKS
-from minimind.config.yaml_names.meaning import Meaning, other, refused, unused, used, words_for
+from minimind.config.yaml_names.meaning import (
+    KERNELS,
+    OF_THE_MODEL,
+    PACKED,
+    PACKED_APART,
+    TEMPLATE,
+    Meaning,
+    other,
+    refused,
+    unused,
+    used,
+    words_for,
+)
 
 _HUB = "nothing is uploaded; the command `export` writes a directory that can be"
 _BATCHES = "batches are read from a memory-mapped store of tokens, without worker processes"
 _COLUMNS = "records are read by their content; see `text_field` and `map`"
 _WRAPPER = "DeepSpeed reduces the gradients, not DistributedDataParallel"
-_KERNELS = "the model chooses its kernels"
 _EVALUATION = "the held-out loss is computed in rows of the training batch, exactly"
 _FSDP = "DeepSpeed's ZeRO splits the states: `zero_optimization` in the JSON"
 
@@ -56,8 +67,8 @@ TABLE: dict[str, Meaning] = {
     "torch_compile": other("`compile: on` or `off`"),
     "torch_compile_backend": unused("inductor compiles"),
     "torch_compile_mode": unused("the default mode compiles"),
-    "use_liger_kernel": unused(_KERNELS),
-    "liger_kernel_config": unused(_KERNELS),
+    "use_liger_kernel": unused(KERNELS),
+    "liger_kernel_config": unused(KERNELS),
     "use_cache": unused("training keeps no cache"),
     "neftune_noise_alpha": refused("embeddings get no noise", 0),
     "torch_empty_cache_steps": unused("memory is planned before the run: the command `plan`"),
@@ -169,17 +180,17 @@ OLDER: dict[str, Meaning] = {
     "overwrite_output_dir": unused("an old run's files are kept under another name"),
     "logging_dir": unused("metrics are in `output_dir`"),
     "group_by_length": unused("rows are packed to one length"),
-    "packing": unused("rows are always packed", True),
+    "packing": unused(PACKED, True),
     "packing_strategy": unused("whole documents where they fit, the rest of a row by the next", "bfd"),
-    "padding_free": unused("rows are always packed, and each document sees itself only", True),
+    "padding_free": unused(PACKED_APART, True),
     "pad_to_multiple_of": unused("rows are of one length"),
     "shuffle_dataset": unused("rows are shuffled by seed and epoch", True),
     "completion_only_loss": unused("fine-tuning always trains the answers", True),
     "assistant_only_loss": unused("fine-tuning always trains the answers", True),
     "loss_type": refused("the loss is plain cross-entropy", "nll"),
     "dataset_kwargs": unused(_COLUMNS, {}),
-    "model_init_kwargs": unused("the model's directory, or `model`, says what it is", {}),
-    "chat_template_path": unused("the template of the tokenizer's directory holds"),
+    "model_init_kwargs": unused(OF_THE_MODEL, {}),
+    "chat_template_path": unused(TEMPLATE),
     "eos_token": unused("the tokenizer's own is used"),
     "pad_token": unused("the tokenizer's own is used"),
     "activation_offloading": unused("`gradient_checkpointing` saves the same memory"),
@@ -196,7 +207,7 @@ OLDER: dict[str, Meaning] = {
     "torchdynamo": unused("`compile: on`"),
     "use_mps_device": unused("there is no form for it"),
     "jit_mode_eval": unused("`compile: on`"),
-    "use_ipex": unused(_KERNELS),
+    "use_ipex": unused(KERNELS),
     "ray_scope": unused("there is no Ray here", "last"),
     "past_index": unused("the model has no memory between batches", -1),
     "tpu_num_cores": unused("there is no form for it"),
@@ -207,7 +218,7 @@ OLDER: dict[str, Meaning] = {
     "push_to_hub_model_id": unused(_HUB),
     "push_to_hub_organization": unused(_HUB),
     "push_to_hub_token": unused(_HUB),
-    "eval_packing": unused("rows are always packed", True),
+    "eval_packing": unused(PACKED, True),
     "torch_dtype": unused("`bf16` or `fp16` decides", "auto"),
     "attn_implementation": other("`attention_backend`"),
     "trust_remote_code": unused("no code of a model directory is run"),

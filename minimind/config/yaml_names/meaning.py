@@ -10,6 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+# Why a name has no meaning here, of several people's
+KERNELS = "the model chooses its kernels"
+PACKED = "rows are always packed"
+PACKED_APART = f"{PACKED}, and each document sees itself only"
+TEMPLATE = "the template of the tokenizer's directory holds"
+OF_THE_MODEL = "the model's directory, or `model`, says what it is"
+
 Status = Literal["used", "other", "unused", "refused"]
 
 

@@ -152,7 +152,7 @@ def _unmarked(raw: bytes) -> str | None:
     """
     for encoding, width in (("utf-32-le", 4), ("utf-32-be", 4), ("utf-16-le", 2), ("utf-16-be", 2)):
         text = raw[: min(len(raw), _SAMPLE_BYTES) // width * width].decode(encoding, "replace")
-        if text and len(_USUAL.findall(text)) >= 0.95 * len(text):
+        if text and len(_USUAL.findall(text)) >= _USUAL_SHARE * len(text):
             return encoding
     return None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from minimind.data.records.values import BadRecord, name_of, parsed, short, spelled
 
 Call = dict[str, object]
+CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 _ABOUT = ("id", "type", "index", "function")  # of a call, beside what is called
 
 
@@ -41,7 +42,7 @@ def blocks(calls: Sequence[Call], where: str) -> str:
 
 def block(call: str) -> str:
     """A call as our template writes it."""
-    return f"<tool_call>\n{call}\n</tool_call>"
+    return f"{CALL_START}\n{call}\n{CALL_END}"
 
 
 def beside_calls(turn: Mapping[str, object]) -> list[str]:

@@ -27,6 +27,7 @@ from minimind.data.records.values import (
     visible,
 )
 from minimind.text.chat import Role, Turn
+from minimind.text.messages import THOUGHT_END, THOUGHT_START
 
 ROLE_NAMES: dict[str, Role] = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -47,7 +48,7 @@ _TURN = frozenset({*_PLAIN, *TOOLS, *_WEIGHTS})  # what is read of a turn
 _ANSWER = frozenset({*_TURN, *REASONING, "tool_calls", "function_call"})
 _UNTRAINED = (None, False, 0, "", "0", "false", "False")
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
-_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+_THOUGHT = re.compile(rf"\s*{THOUGHT_START}(.*?){THOUGHT_END}\s*", re.DOTALL)
 Message = dict[str, object]  # of an answer, as transformers takes it
 _NO_TOOLS: tuple[object, ...] = (None, "", "[]", [], "null", {})
 
@@ -108,7 +109,7 @@ def with_reasoning(answer: str, reasoning: object, notes: Notes) -> str:
         return answer
     if inside:
         raise BadRecord("reasoning in a field of its own and in the answer; which one is meant is unknown")
-    return f"<think>\n{thought}\n</think>\n\n" + answer.lstrip("\n")
+    return f"{THOUGHT_START}\n{thought}\n{THOUGHT_END}\n\n" + answer.lstrip("\n")
 
 
 def reasoned_turn(answer: str, reasoning: object, where: str, notes: Notes) -> Turn:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
 from minimind.data.read.sources import Record
 from minimind.data.records.encoding import Reject
@@ -61,49 +60,41 @@ def question_of(record: Record) -> Question | Reject:
         if not isinstance(record.value, Mapping):
             raise BadRecord(f"a record is an object with fields, not {name_of(record.value)}")
         name = _SPLIT.sub("", Path(record.file).name.split(".")[0])
-        return Question(record.file, record.line, **_read(record.value, name)._asdict())
+        return _read(record.value, name, partial(Question, record.file, record.line))
     except BadRecord as bad:
         return Reject(record.file, record.line, str(bad), repr(record.value)[:2000], element=record.element)
 
 
-class Parts(NamedTuple):
-    """What a format says of a question: fields of it."""
-
-    subject: str
-    context: str
-    choices: tuple[str, ...]
-    answer: int
-    description: str = ""
-    first_shots: bool = False
+New = Callable[..., Question]  # a `Question` of the record's file and line
 
 
-def _read(value: Mapping[str, object], name: str) -> Parts:
+def _read(value: Mapping[str, object], name: str, new: New) -> Question:
     if "endings" in value:
-        return _hellaswag(value, name)
+        return _hellaswag(value, name, new)
     if "answerKey" in value:
-        return _arc(value, name)
+        return _arc(value, name, new)
     if set(_FOUR) <= value.keys() and value.keys() & {"question", "Question"}:
-        return _chinese_exam(value, name)
+        return _chinese_exam(value, name, new)
     if {"question", "choices"} <= value.keys():
-        return _ours(value, name)
+        return _ours(value, name, new)
     raise BadRecord(f"no known multiple-choice format (fields: {keys_of(value)}); docs/evaluation.md lists them")
 
 
-def _ours(value: Mapping[str, object], name: str) -> Parts:
+def _ours(value: Mapping[str, object], name: str, new: New) -> Question:
     choices = _texts(parsed(value["choices"], "choices"), "choices")
     subject = visible(value["subject"], "subject") if value.get("subject") is not None else name
     answer = _index(value.get("answer"), len(choices), "answer")
-    return Parts(subject, visible(value["question"], "question"), choices, answer)
+    return new(subject, visible(value["question"], "question"), choices, answer)
 
 
-def _chinese_exam(value: Mapping[str, object], name: str) -> Parts:
+def _chinese_exam(value: Mapping[str, object], name: str, new: New) -> Question:
     """C-Eval (lower case) or CMMLU: the choices stand in the context, and their letters are what is asked for."""
     which, upper = ("ceval", str.lower) if "question" in value else ("cmmlu", str.title)
     lines = "".join(f"\n{letter}. {clean(string(value[letter], letter), letter)}" for letter in _FOUR)
     question = visible(value[upper("question")], upper("question")).strip()
     answer = _index(value.get(upper("answer")), len(_FOUR), upper("answer"))
     start = _description(which, name)
-    return Parts(name, f"{start}{question}{lines}\n答案：", tuple(_FOUR), answer, description=start, first_shots=True)
+    return new(name, f"{start}{question}{lines}\n答案：", tuple(_FOUR), answer, description=start, first_shots=True)
 
 
 def _description(which: str, subject: str) -> str:
@@ -118,7 +109,7 @@ def _subjects() -> dict[str, dict[str, str]]:
     return found
 
 
-def _arc(value: Mapping[str, object], name: str) -> Parts:
+def _arc(value: Mapping[str, object], name: str, new: New) -> Question:
     inside = parsed(value.get("choices"), "choices")
     if not isinstance(inside, Mapping):
         raise BadRecord("choices is no object of text and label, as ARC's are")
@@ -127,17 +118,17 @@ def _arc(value: Mapping[str, object], name: str) -> Parts:
     if len(texts) != len(labels) or labels.count(key) != 1:
         raise BadRecord(f"answerKey {key[:20]!r} names none of {len(texts)} choices with {len(labels)} labels")
     context = f"Question: {visible(value.get('question'), 'question')}\nAnswer:"
-    return Parts(name, context, texts, labels.index(key))
+    return new(name, context, texts, labels.index(key))
 
 
-def _hellaswag(value: Mapping[str, object], name: str) -> Parts:
+def _hellaswag(value: Mapping[str, object], name: str, new: New) -> Question:
     activity, first = (visible(value.get(part), part) for part in ("activity_label", "ctx_a"))
     second = clean(string(value.get("ctx_b"), "ctx_b"), "ctx_b")
     choices = tuple(_without_marks(ending) for ending in _texts(parsed(value["endings"], "endings"), "endings"))
     label = value.get("label")
     number = int(label) if isinstance(label, str) and re.fullmatch("[0-9]{1,2}", label) else label
     context = _without_marks(f"{activity}: {first} {second.capitalize()}")
-    return Parts(name, context, choices, _index(number, len(choices), "label"))
+    return new(name, context, choices, _index(number, len(choices), "label"))
 
 
 def _without_marks(text: str) -> str:

@@ -34,9 +34,9 @@ from minimind.inference.serving.page import page_routes
 from minimind.inference.serving.replies import Reply, Told, spelled, usage
 from minimind.inference.serving.requests import ChatRequest, CompletionRequest, parsed
 from minimind.inference.serving.requests import Request as AnyRequest
-from minimind.inference.serving.said import THINK
 from minimind.inference.serving.streams import answers, merged, together
 from minimind.inference.speaker import Speaker, Stopped
+from minimind.text.messages import THOUGHT_START
 
 FEW_TOKENS = 16  # whose probabilities are written within a millisecond
 CLIENT_CLOSED_REQUEST = 499  # nginx's number for it
@@ -126,7 +126,9 @@ class Endpoints:
         except UserError as error:  # what the model's chat template can't write
             raise ApiError(400, str(error), "messages") from None
         about = {"dropped_messages": dropped} if dropped else {}
-        thinking = tokenizer.decode(prompt[-len(THINK) - 2 :], with_special=True).rstrip().endswith(THINK)
+        thinking = (
+            tokenizer.decode(prompt[-len(THOUGHT_START) - 2 :], with_special=True).rstrip().endswith(THOUGHT_START)
+        )
         calls = bool(body.offered)
         reply = Reply(self.served.name, True, tokenizer, about=about, calls=calls, thinking=thinking)
         question = Question(prompt, sampling, tokenizer.stop_ids, body.stop, body.top)
@@ -171,8 +173,7 @@ class Endpoints:
     async def _told(self, told: Told, piece: Piece, more: dict[str, Any]) -> str | None:
         """The event of a piece, if there is one; an echoed prompt with its probabilities may be megabytes."""
         if len(piece.chosen) > FEW_TOKENS:
-            chunk = await self._aside(lambda: told.chunk(piece, **more))
-            return f"data: {await self._aside(lambda: ''.join(spelled(chunk)))}\n\n"
+            return f"data: {await self._aside(lambda: ''.join(spelled(told.chunk(piece, **more))))}\n\n"
         chunk = told.chunk(piece, **more)
         return None if chunk is None else _event(chunk)
 

@@ -1,7 +1,7 @@
 """The messages of a chat request, and the conversation that they are for the model's template.
 
-Contract: what a message says beside its text, the calls and the reasoning of an answer, stands in the turn where
-training had it (data/records/turns.py), or the request is refused.
+Contract: tools, calls and reasoning stand in the turns where training had them (data/records/turns.py); a template of
+others is given them apart, and refuses what it leaves out.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Request(Strict):
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, values: Any) -> Any:
-        unless = {name: values for name, values in UNLESS.items() if name not in cls.model_fields}
+        unless = {name: neutral for name, neutral in UNLESS.items() if name not in cls.model_fields}
         return without_neutral(few_fields(values), NEVER, unless)
 
     @model_validator(mode="after")

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from minimind.base.strict.json_text import parse_json
+from minimind.data.records.calls import CALL_END, CALL_START
 from minimind.inference.answers import overlap
-
-THINK, THOUGHT = "<think>", "</think>"
-CALL, CALLED = "<tool_call>", "</tool_call>"
+from minimind.text.messages import THOUGHT_END, THOUGHT_START
 
 
 @dataclass(frozen=True)
@@ -71,25 +70,25 @@ class Hearing:
 
     def _begin(self, last: bool) -> Part:
         start = self._held.lstrip()
-        if start.startswith(THINK):
-            self._enter(self._thought, start[len(THINK) :])
-        elif last or not THINK.startswith(start):
+        if start.startswith(THOUGHT_START):
+            self._enter(self._thought, start[len(THOUGHT_START) :])
+        elif last or not THOUGHT_START.startswith(start):
             self._state = self._said
         return Part()
 
     def _thought(self, last: bool) -> Part:
-        return Part(reasoning=self._until(THOUGHT, self._said, last))
+        return Part(reasoning=self._until(THOUGHT_END, self._said, last))
 
     def _said(self, last: bool) -> Part:
-        return Part(self._until(CALL if self._calls else "", self._called, last))
+        return Part(self._until(CALL_START if self._calls else "", self._called, last))
 
     def _called(self, last: bool) -> Part:
-        written, end, rest = self._held.partition(CALLED)
+        written, end, rest = self._held.partition(CALL_END)
         if not end and not last:
             return Part()
         call = parsed_call(written) if end else None
         self._enter(self._said, rest, skips=call is not None)
-        return Part(f"{self._breaks}{CALL}{written}{end}") if call is None else Part(calls=(call,))
+        return Part(f"{self._breaks}{CALL_START}{written}{end}") if call is None else Part(calls=(call,))
 
     def _until(self, tag: str, then: State, last: bool) -> str:
         """The text before ``tag``, as far as it is known; at the tag the state is ``then``."""

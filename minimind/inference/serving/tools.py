@@ -1,21 +1,16 @@
-"""Tools in a request, and a conversation with them as turns for the model's own chat template.
+"""Tools that a request offers, and the calls that a message of it has.
 
-Contract. Tools, calls and reasoning are written as training writes them (data/records/turns.py), or as the template of
-others does, which is given them apart. What no template could write is refused by the name of its field; what this
-model's leaves out, by the template itself.
+Contract. What no template could write is refused by the name of its field.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from minimind.base.strict.json_text import parse_json
 from minimind.inference.serving.fields import Strict, Text, few_fields
-
-if TYPE_CHECKING:
-    pass
 
 
 def _without_nulls(values: Any) -> Any:

@@ -21,7 +21,7 @@ from minimind.base.findings import Finding
 
 
 class Gathers(Protocol):
-    """What is needed of ``ranks.Control``."""
+    """What is needed of ``ranks.Control``, or of the meeting before there is one."""
 
     rank: int
     world_size: int

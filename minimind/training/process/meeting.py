@@ -57,10 +57,9 @@ class Meeting:
         names = [f"{self._count}/{rank}" for rank in range(self.world_size)]
         self._set(names[self.rank], value)
         if self.rank == 0:
-            absent = _wait_for_all(self._store, list(map(self._key, names)), self._limit)
-            self._set(
-                f"{self._count}/all", None if absent else [json.loads(self._store.get(self._key(n))) for n in names]
-            )
+            keys = [self._key(name) for name in names]
+            absent = _wait_for_all(self._store, keys, self._limit)
+            self._set(f"{self._count}/all", None if absent else [json.loads(self._store.get(key)) for key in keys])
             if absent:
                 time.sleep(SETTLE)
                 raise PeerLost(f"{_named(absent)} has come and ended again, or can't be reached any more")

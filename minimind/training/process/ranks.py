@@ -82,7 +82,7 @@ class Control:
         try:
             result = work()
         except Exception as error:  # raised below, on every rank
-            failure = _with_host(error, self.rank)
+            failure = with_host(error, self.rank)
         failures = [error for error in self.gather(failure) if error is not None]
         if failures:
             raise failures[0]
@@ -108,7 +108,7 @@ class Control:
         self.sum([0.0])
 
 
-def _with_host(error: Exception, rank: int) -> Exception:
+def with_host(error: Exception, rank: int) -> Exception:
     """A user's error as other hosts must say it."""
     return UserError(f"{named(rank)}: {error}") if isinstance(error, UserError) and rank else error
 

@@ -26,7 +26,7 @@ from minimind.model.transformer import Transformer
 from minimind.training.engine.engine import start_processes
 from minimind.training.process.heart.heartbeat import Agreement
 from minimind.training.process.meeting import PeerLost, meet
-from minimind.training.process.ranks import Control, named
+from minimind.training.process.ranks import Control, with_host
 from minimind.training.process.starter.typed_line import find_started, shared
 from minimind.training.process.world import several_hosts
 from minimind.training.run.arguments import config_options, own_command
@@ -74,9 +74,7 @@ def join(kind: Kind, arguments: argparse.Namespace, watch: Watch) -> tuple[Task,
     except (UserError, PeerLost) as error:  # another rank is not there: what is wrong here comes first
         raise failure or error from None
     if meeting is not None:
-        meeting.all_raise(
-            None if failure is None else f"{named(meeting.rank)}: {failure}" if meeting.rank else str(failure)
-        )
+        meeting.all_raise(None if failure is None else str(with_host(failure, meeting.rank)))
         task, notes = _begun(task, meeting, watch)
     start_processes(task.config.emulate_fp16)
     control = Control()

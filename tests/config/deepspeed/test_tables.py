@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from minimind.config.deepspeed.lint import Draft, check_names_and_types, check_p
 from minimind.config.deepspeed.optimizers import OPTIMIZERS
 from minimind.config.deepspeed.source import JsonSource, key_lines
 from minimind.config.run import RunConfig, load_run_config
+from tests.config.paths import leaves
 
 GPU = Hardware("cuda", fp16=True, bf16=True, name="GPU")
 ON = {"enabled": True}
@@ -54,14 +54,6 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     for name in reversed(path.split(".")):
         value = {name: value}
     return value  # type: ignore[no-any-return]
-
-
-def leaves(kinds: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, kind in kinds.items():
-        if isinstance(kind, dict):
-            yield from leaves(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", kind
 
 
 def checked(path: str, value: Any, kind: Any = None) -> Draft:

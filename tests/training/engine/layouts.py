@@ -18,6 +18,7 @@ from minimind.base.errors import UserError
 from minimind.config.deepspeed import Resolved, resolve
 from minimind.config.deepspeed.optimizers import OPTIMIZERS
 from minimind.config.deepspeed.schema import OFFLOAD_OPTIMIZER, REMOVED, TOP_LEVEL
+from tests.config.paths import leaves
 from tests.support import CPU, tiny_config
 
 # 36 x 45 is no multiple of 16 bytes in half precision, and half of the matrices is enough for AdamW8bit's blocks
@@ -269,15 +270,6 @@ _DEFAULTS: dict[str, Any] = {
     "zero_optimization.reduce_bucket_size": SMALL.model.num_parameters(),  # what the linter fills in
     "zero_optimization.allgather_bucket_size": SMALL.model.num_parameters(),
 }
-
-
-def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted path and value of everything that is no section."""
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from minimind.base.command_lines import NextLines
 from minimind.base.findings import Finding
 from minimind.config.heartbeat import HeartbeatConfig
 from minimind.training.checkpoint.directory import Checkpoint
+from minimind.training.process.disks import Gathers
 from minimind.training.process.heart.living import END
 from minimind.training.process.heart.loss import EARLY
 from minimind.training.process.heart.pulse import Orders
@@ -30,14 +31,10 @@ TOLD = 1.0  # seconds in which a rank that was stopped hears what it was told me
 BROKEN = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")  # of torch.distributed
 
 
-class Agreement(Protocol):
-    """What it takes of ranks.Control."""
-
-    rank: int
-    world_size: int
+class Agreement(Gathers, Protocol):
+    """What it takes of ranks.Control, or of the meeting before that."""
 
     def from_first(self, value: Any) -> Any: ...
-    def gather(self, value: Any) -> list[Any]: ...
 
 
 class Heartbeat:

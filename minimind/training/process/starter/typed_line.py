@@ -22,11 +22,11 @@ import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 from minimind.base.command_lines import Started, plain
 from minimind.base.secrets import MASK, mask_command
 from minimind.base.shipped import from_here
+from minimind.training.process.disks import Gathers
 from minimind.training.process.orphans import parent_of, words_of
 from minimind.training.process.starter.variables import MPI, PMI, Environment, in_step, task_count
 from minimind.training.process.world import several_hosts
@@ -43,12 +43,6 @@ SRUN = "with srun's other options"
 TOLD_ELSEWHERE = "with {}'s options, which this host was not told"
 HOSTFILE = "with the HOSTFILE of the start, which this host was not told"
 UNKNOWN = "by the launcher of the start, which this process was not told"
-
-
-class Agreement(Protocol):
-    """What it takes of the meeting, or of ranks.Control."""
-
-    def gather(self, value: Any) -> list[Any]: ...
 
 
 def hand_on(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
@@ -75,10 +69,10 @@ def find_started(script: str, options: Sequence[str], environment: Environment) 
     return _below_daemon(started, environment, programs={Path(line[0]).name for line in above}, alone=line is above[0])
 
 
-def shared(agreement: Agreement, own: Started | None) -> Started | None:
+def shared(ranks: Gathers, own: Started | None) -> Started | None:
     """What this rank says of it: its ``own`` line if that is whole, else the first whole one of another rank. All ranks
     call it."""
-    everyones = map(Started.of, agreement.gather(None if own is None else astuple(own)))
+    everyones = map(Started.of, ranks.gather(None if own is None else astuple(own)))
     others = [other for other in everyones if other is not None and other.whole]
     return own if own is None or own.whole or not others else others[0]
 
